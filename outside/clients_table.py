@@ -1,4 +1,4 @@
-"""Writes the table of docs/clients.md from result.json; `make outside` runs this module after each run."""
+"""Writes the table in docs/clients.md from result.json. `make outside` runs this script after each run."""
 
 import programs
 import results
@@ -9,10 +9,14 @@ BEGIN, END = "<!-- table of outside/result.json: make outside -->\n", "<!-- end 
 
 
 def with_table(page: str, result: str) -> str:
-    """Return the text of docs/clients.md with the table of the JSON result between its two marks.
+    """Return the text `page` of docs/clients.md with a new table between the two markers.
+
+    Args:
+        page: present text of docs/clients.md.
+        result: JSON text of a run.
 
     Raises:
-        ValueError: a mark is missing.
+        ValueError: a marker is missing in `page`.
     """
     head, begin_marker, remainder = page.partition(BEGIN)
     _, ended, tail = remainder.partition(END)

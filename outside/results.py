@@ -1,4 +1,4 @@
-"""Compares outcomes of checks with the known failures, and writes the table, the JSON result and the exit status."""
+"""Compares the outcomes of checks with the known failures, and formats them as tables and JSON."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a check; `reason` is the cause of a failure or a skip."""
+    """The outcome of one check. `reason` says why it failed or was skipped."""
 
     name: str
     outcome: str
@@ -28,18 +28,18 @@ class Result:
     checks: tuple[Check, ...]
 
     def count(self, outcome: str) -> int:
-        """Return the number of checks with this outcome."""
+        """Return how many checks have this outcome (passed, failed or skipped)."""
         return sum(check.outcome == outcome for check in self.checks)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The difference between a run and the list of known failures.
+    """How the outcomes of a run differ from the list of known failures.
 
     Attributes:
-        unexpected: failures that are not on the list.
-        known: failures that are on the list, with their cause.
-        mended: entries of the list whose checks all passed.
+        unexpected: failed checks that are not on the list.
+        known: failed checks that are on the list, with their causes.
+        mended: entries of the list whose checks have all passed.
     """
 
     unexpected: list[tuple[str, Check]]
@@ -48,12 +48,12 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """1 if a failure is not on the list or an entry of the list is out of date, else 0."""
+        """The exit status: 1 if a failure is not on the list or an entry of the list is out of date, else 0."""
         return int(bool(self.unexpected or self.mended))
 
 
 def judge(results: Iterable[Result], known_failures: Iterable[KnownFailure]) -> Verdict:
-    """Compare the results with the list of known failures."""
+    """Compare the outcomes of all checks with the list of known failures."""
     listed = list(known_failures)
     verdict = Verdict([], [], [])
     seen: dict[KnownFailure, set[str]] = {}
@@ -72,7 +72,7 @@ def judge(results: Iterable[Result], known_failures: Iterable[KnownFailure]) -> 
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return the results as a Markdown table."""
+    """Return a Markdown table with the numbers of passed, failed and skipped checks of each program."""
     rows = [("Program", "Version", "Passed", "Failed", "Skipped")]
     for result in results:
         reasons = {check.reason for check in result.checks if check.outcome == SKIPPED}
@@ -83,7 +83,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
-    """Return the results as JSON text, with the fields of `about` (date, helexa's commit, the machine)."""
+    """Return the outcomes as JSON text. `about` has further fields: date, commit of helexa, Python version."""
     programs = [
         {
             "name": result.program.name,
@@ -97,12 +97,12 @@ def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
 
 
 def merged(old: str, new: str, order: list[str]) -> str:
-    """Return the JSON text `old`, with programs replaced by programs of `new` with the same name.
+    """Return the JSON text of an earlier run, updated with the programs of a new run.
 
     Args:
-        old: JSON text of an earlier run.
-        new: JSON text of this run.
-        order: names of all programs in order; other programs are omitted.
+        old: JSON text of the earlier run.
+        new: JSON text of the new run.
+        order: names of the programs to include, in this order.
     """
     before, after = json.loads(old), json.loads(new)
     programs = {program["name"]: program for program in (*before["programs"], *after["programs"])}
@@ -111,11 +111,11 @@ def merged(old: str, new: str, order: list[str]) -> str:
 
 
 def client_table(text: str, causes: Iterable[KnownFailure]) -> str:
-    """Return the table of docs/clients.md for the JSON text of a run.
+    """Return the Markdown table of docs/clients.md.
 
     Args:
         text: JSON text of a run.
-        causes: known failures, whose causes are listed with failed checks.
+        causes: known failures, whose causes are shown next to failed checks.
     """
     listed = list(causes)
     rows = [("Program", "Version", "Part", "Checks passed", "What fails or was skipped")]

@@ -26,7 +26,7 @@ import packages
 
 
 def main() -> int:
-    """Run the selected programs; return the exit status."""
+    """Run the selected programs, print and store the outcomes, and return the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the stack and the programs with the runner
     options = _options()
     listed = programs.load()
@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Run the project's tests, then the scripts with a running stack."""
+    """Run the selected programs and yield the result of each. Test files of the project run first."""
     scripts = [program for program in chosen if program.registry != "tests"]
     for program in chosen:
         if program not in scripts:
@@ -68,7 +68,7 @@ def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> I
 
 
 def _with_stack(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Install the programs, start the stack and run one program after the other."""
+    """Install the programs, start gateway and node, and run one program after the other. Yield the results."""
     ready: list[tuple[Program, Path | Check]] = []
     for program in chosen:
         _say(f"{program.name}: installing")

@@ -22,12 +22,14 @@ _PROJECT = FOLDER.parent
 
 
 def run_script(program: Program, environment: Path, context: Mapping[str, str], logs: Path) -> Result:
-    """Run a program's script, which adds one JSON line for each check to the file `OUTSIDE_RESULTS`.
+    """Run the script that checks a program, and return the outcomes of its checks.
+
+    The script appends one JSON line for each check to the file that the environment variable `OUTSIDE_RESULTS` names.
 
     Args:
         program: the program.
-        environment: result of `environments.prepare`.
-        context: environment variables for the script: `OUTSIDE_URL`, the models' ids.
+        environment: path of the program's environment, from `environments.prepare`.
+        context: environment variables for the script, for example `OUTSIDE_URL` and the ids of the models.
         logs: folder for the script's output.
     """
     script = FOLDER / program.script
@@ -66,7 +68,7 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
 
 
 def run_tests(program: Program, logs: Path) -> Result:
-    """Run test files of the project that run the program; each test is one check."""
+    """Run the project's test files for a program with pytest. Each test counts as one check."""
     report = logs / f"{program.name}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
@@ -78,7 +80,7 @@ def run_tests(program: Program, logs: Path) -> Result:
 
 
 def read_junit(report: Path) -> list[Check]:
-    """Return the outcome of each test in a JUnit XML file."""
+    """Return the outcome of each test in the JUnit XML file `report`."""
     checks = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         seconds = float(case.get("time", "0"))
@@ -93,7 +95,7 @@ def read_junit(report: Path) -> list[Check]:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: str, timeout_secs: float, log: Path) -> str | None:
-    """Run a command in a new process session; return the reason of a failure, or None."""
+    """Run a command in a new process session. Return why it failed, or None if it succeeded."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""The whole stack as a user starts it: `helexa up` with several models, on free ports."""
+"""Starts gateway and node as a user does: with `helexa up`, several models and free ports."""
 
 import os
 import signal
@@ -20,14 +20,14 @@ _END_SECONDS = 60.0
 
 @contextmanager
 def serving(models: list[Path], folder: Path) -> Iterator[str]:
-    """Run a gateway and a node that serve `models`; yield the gateway's base URL.
+    """Run a gateway and a node with `models` during the `with` block. Yield the gateway's base URL.
 
     Args:
-        models: paths of model files.
+        models: paths of the model files.
         folder: folder for logs.
 
     Raises:
-        RuntimeError: the stack does not serve all models; the message ends with its log.
+        RuntimeError: not all models could be served. The message ends with the log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gateway, metrics, node = free_port(), free_port(), free_port()

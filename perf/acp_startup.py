@@ -63,7 +63,7 @@ def one_start() -> dict[str, float]:
 
 
 def request(process: subprocess.Popen[bytes], id: int, method: str, **params: Any) -> None:
-    """Send a request and wait for its result."""
+    """Send a JSON-RPC request to the agent process and wait for its response."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n")
     process.stdin.flush()

@@ -1,16 +1,17 @@
-"""Compare a model's greedy tokens with another engine's tokens for the same prompt token ids.
+"""Compare a model's greedy tokens with those of another engine (the oracle) for the same prompt token ids.
 
 usage: python perf/agreement.py MODEL [--oracle PYTHON] [--plain] [--dtypes auto,float32] [--threads N]
 
-MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp; PYTHON must have xllamacpp. The
-oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits for products with quantized
-weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a copy of the file
-with float32 weights and does not round activations.
+MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp, and PYTHON is an interpreter that
+has xllamacpp. The oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits in products
+with quantized weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a
+copy of the file with float32 weights and does not round activations.
 
-The script follows five prompts, the last of them long, for 32 tokens or until the oracle ends its text. For each dtype
-and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of the first difference
-(`at`), helexa's token (`ours`), the oracle's two best tokens (`best`), and the logprob difference of these two tokens
-according to the oracle (`gap`) and to helexa (`our_gap`, negative if helexa prefers the second token).
+The script generates 32 tokens after each of five prompts, or fewer if the oracle ends its text. The last prompt is
+long. For each dtype and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of
+the first difference (`at`), helexa's token (`ours`) and the oracle's two best tokens (`best`). `gap` is the logprob
+difference of these two tokens according to the oracle. `our_gap` is the difference according to helexa, negative if
+helexa prefers the second token.
 
 The exit status is 1 if tokens differ at a gap above 0.05, which is not a near tie.
 """
@@ -54,7 +55,7 @@ PROMPTS = [
 
 
 def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
-    """Return the oracle's line for each prompt."""
+    """Run the reference engine in another process and return its output line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
     command = [python, str(FOLDER / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
@@ -62,7 +63,7 @@ def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
 
 
 def plain_oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
-    """Return the oracle's lines for a copy of the model with float32 weights."""
+    """Run the reference engine on a copy of the model with float32 weights. Return its output line for each prompt."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "plain.gguf"
         plain_copy(model, copy)
@@ -70,7 +71,7 @@ def plain_oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
 
 
 class Engine:
-    """The helexa engine; each prompt runs alone."""
+    """The helexa engine. It runs one prompt at a time."""
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         self._options = options
@@ -78,7 +79,10 @@ class Engine:
         self.kernels = self._runner.ops.name
 
     def follow(self, prompt: list[int]) -> tuple[list[int], Tensor]:
-        """Return the greedy tokens, and the logprobs [STEPS, vocabulary] of each step."""
+        """Generate greedily after `prompt`.
+
+        Return the tokens, and the logprobs of each step with shape [STEPS, vocabulary].
+        """
         facts = self._runner.facts
         states = StatePool(1, facts.snapshots) if facts.state_bytes else None
         scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
@@ -97,7 +101,13 @@ class Engine:
 
 
 def compare(line: dict[str, Any], tokens: list[int], logprobs: Tensor) -> dict[str, Any]:
-    """Return the result line of a prompt from the oracle's line and helexa's tokens and logprobs."""
+    """Return the output line that compares helexa's tokens for a prompt with the tokens of the reference engine.
+
+    Args:
+        line: output line of the reference engine.
+        tokens: helexa's tokens.
+        logprobs: helexa's logprobs with shape [STEPS, vocabulary].
+    """
     pairs = list(zip(line["tokens"], tokens, strict=False))
     at = next((place for place, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
     if at is None:

@@ -28,7 +28,7 @@ BAR = 0.9
 
 
 def prompts(count: int) -> list[str]:
-    """Return different short questions."""
+    """Return `count` short questions that are all different."""
     size = len(WORDS)
     return [
         f"Write a line about a {WORDS[n % size]} and a {WORDS[n // size % size]}, number {n}." for n in range(count)
@@ -115,7 +115,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def _cpu(process: "psutil.Process") -> dict[str, float]:
-    """Return the CPU seconds of the process and of its children."""
+    """Return the CPU seconds of the process and of its child processes."""
     own_cpu = process.cpu_times()
     spent = {"library": own_cpu.user + own_cpu.system}
     children = [child.cpu_times() for child in process.children(recursive=True)]

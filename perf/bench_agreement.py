@@ -1,15 +1,15 @@
-"""Compare the medians of helexa-bench and guidellm for the same server under the same load.
+"""Check that helexa-bench and guidellm measure the same latencies on the same server under the same load.
 
 usage: python perf/bench_agreement.py ENDPOINT MODEL --guidellm DIR [--concurrency 2] [--requests 24] [--turns 3]
            [--prompt-tokens 128] [--max-tokens 64] [--out snapshot.json]
 
-In every turn the tools run one after the other, so that other activity on the machine affects both. Each tool keeps
-`--concurrency` requests in flight until all are answered. Prompts use the same words; no prompt is sent twice. guidellm
-runs in a virtual environment in DIR, which the script creates if missing. The environment uses torch and other shared
-packages from this interpreter.
+In every turn, the two tools run one after the other, so that other activity on the machine affects both. Each tool
+keeps `--concurrency` requests in flight until all responses are complete. Both use prompts of the same words, and no
+prompt is sent twice. guidellm runs in a virtual environment in DIR, which the script creates if it is missing. The
+environment uses torch and other shared packages of the interpreter that runs the script.
 
-Medians include the requests of all turns. Both tools' timestamps are evaluated with helexa-bench's definitions: TTFT,
-TPOT = (last token - first token) / (n - 1), throughput = all tokens / (last end - first start) of a turn.
+Medians are over the requests of all turns. The timestamps of both tools are evaluated with helexa-bench's definitions:
+TTFT, TPOT = (last token - first token) / (n - 1), throughput = all tokens of a turn / (last end - first start).
 """
 
 import argparse
@@ -42,7 +42,7 @@ MEASURES = ("ttft_s", "tpot_s", "output_tps")
 
 @dataclass(frozen=True)
 class Load:
-    """Load that each tool generates in a turn."""
+    """The requests that each tool sends in one turn."""
 
     endpoint: str
     model: str
@@ -52,14 +52,14 @@ class Load:
     max_tokens: int
 
     def prompts(self) -> list[str]:
-        """Return new prompts for a turn."""
+        """Return prompts that have not been used before, one for each request of a turn."""
         source = Prompts(0, secrets.token_hex(8))
         return [source.cold(self.prompt_tokens)[0].text for _ in range(self.requests)]
 
 
 @dataclass(frozen=True)
 class TurnResults:
-    """Results of a tool in a turn: values per request, and one throughput."""
+    """The results of one tool in one turn: latencies of each request, and the total throughput."""
 
     ttft_s: list[float]
     tpot_s: list[float]
@@ -67,7 +67,7 @@ class TurnResults:
 
 
 async def run_helexa_bench(load: Load) -> TurnResults:
-    """Run a turn of helexa-bench's client: `load.concurrency` users share a list of questions."""
+    """Send the load of one turn with helexa-bench's client and return the results."""
     prompts = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
         client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
@@ -88,7 +88,7 @@ async def run_helexa_bench(load: Load) -> TurnResults:
 
 
 def run_guidellm(load: Load, program: Path, folder: Path) -> TurnResults:
-    """Run a turn of guidellm."""
+    """Send the load of one turn with guidellm and return the results."""
     data, report = folder / "prompts.jsonl", folder / "report.json"
     lines = [json.dumps({"prompt": text, "output_tokens_count": load.max_tokens}) for text in load.prompts()]
     data.write_text("\n".join(lines))
@@ -122,7 +122,7 @@ def run_guidellm(load: Load, program: Path, folder: Path) -> TurnResults:
 
 
 def installed(folder: Path) -> Path:
-    """Return guidellm's program in a virtual environment, which is created if missing."""
+    """Install guidellm in a virtual environment in `folder` if it is missing. Return the path of its program."""
     program = folder / "bin" / "guidellm"
     if not program.exists():
         print(f"installing {GUIDELLM} into {folder}", file=sys.stderr, flush=True)
@@ -135,7 +135,7 @@ def installed(folder: Path) -> Path:
 
 
 def medians(turns: Sequence[TurnResults]) -> dict[str, float]:
-    """Return medians over all requests of all turns; for throughput, over turns."""
+    """Return the median of each latency over all requests, and the median throughput over all turns."""
     return {
         "ttft_s": statistics.median(value for turn in turns for value in turn.ttft_s),
         "tpot_s": statistics.median(value for turn in turns for value in turn.tpot_s),
@@ -144,7 +144,6 @@ def medians(turns: Sequence[TurnResults]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print the table, and fail when the tools disagree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("endpoint")
     parser.add_argument("model")

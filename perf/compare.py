@@ -1,16 +1,16 @@
-"""Compare helexa's engine with its peers on the same GGUF file: a table of medians and ratios, and a JSON snapshot.
+"""Compare the speed of helexa's engine with other engines (peers) on the same GGUF file.
 
 usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
            [--peer llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR] [--out snapshot.json]
 
-In every turn each engine measures all rows once in a new process, one engine after the other: helexa, llama.cpp,
-openvino, helexa, ... Other activity on the machine therefore affects all engines. PYTHON is an interpreter with the
+In every turn, each engine measures all rows once in a new process. The engines run one after the other, so that other
+activity on the machine affects all of them: helexa, llama.cpp, openvino, helexa, ... PYTHON is an interpreter with the
 peer's package (llama-cpp-python, openvino-genai). `--install-peers` creates virtual environments with these packages
-under DIR if missing; llama.cpp is then compiled, which takes minutes and needs a C++ compiler.
+below DIR if they are missing. llama.cpp is then compiled, which takes minutes and needs a C++ compiler.
 
-The table goes to stdout, progress to stderr. A star marks figures whose largest and smallest values differ by more than
-15 % of the median: measure again. A peer that does not support a row, or cannot load the model, has no figure in the
-row.
+A table of medians and ratios is written to stdout, progress to stderr, and all values to the file `--out`. A star marks
+figures whose largest and smallest values differ by more than 15 % of the median. Such figures should be measured again.
+A figure is missing if a peer does not support the row or cannot load the model.
 """
 
 import argparse
@@ -35,13 +35,13 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine: helexa's measuring script for the engine, and the engine's package."""
+    """Another engine: its Python package, and the script that measures it."""
 
     script: str
     package: str
 
     def version(self, python: str) -> str | None:
-        """Return the package version of an interpreter, or None if the package is missing."""
+        """Return the version of the package that the interpreter `python` has, or None if the package is missing."""
         code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
         try:
             completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=60)
@@ -50,7 +50,7 @@ class Peer:
         return completed.stdout.strip() or None
 
     def install(self, folder: Path) -> str:
-        """Create a virtual environment with the package if missing; return its interpreter."""
+        """Create a virtual environment with the package below `folder` if it is missing. Return its interpreter."""
         python = str(folder / "bin" / "python")
         if self.version(python) is None:
             print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
@@ -67,7 +67,11 @@ PEERS = {
 
 
 def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
-    """Run an engine's script; return its lines, and the reason for a failure or None."""
+    """Run the measuring script of an engine.
+
+    Returns:
+        The script's output lines, and the reason of its failure or None.
+    """
     try:
         completed = subprocess.run(
             command, check=False, capture_output=True, text=True, errors="replace", timeout=TURN_SECONDS
@@ -82,9 +86,14 @@ def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dict[str, str]]:
-    """Run all engines in turns; return the figures and the failures.
+    """Run all engines, one after the other, `turns` times. A peer that fails is skipped in the following turns.
 
-    A peer that fails is skipped in the following turns.
+    Args:
+        commands: command line of each engine's script by engine.
+        turns: number of measurements of each engine.
+
+    Returns:
+        The figures, and the failures by engine.
     """
     comparison, failures = Comparison(), dict[str, str]()
     for turn in range(1, turns + 1):
@@ -106,7 +115,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
 
 
 def peer_argument(text: str) -> tuple[str, str]:
-    """Read NAME=PYTHON."""
+    """Parse NAME=PYTHON."""
     name, _, python = text.partition("=")
     if name not in PEERS or not python:
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PYTHON with one of the names {', '.join(PEERS)}")
@@ -116,14 +125,13 @@ def peer_argument(text: str) -> tuple[str, str]:
 
 
 def positive(text: str) -> int:
-    """Read a number of at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
     return int(text)
 
 
 def main() -> None:
-    """Read the command line, measure, print the table and write the snapshot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))

@@ -3,13 +3,14 @@
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
            [--dtype auto] [--activations auto] [--kv-dtype auto]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). Decode
-starts at 64 tokens of context, or at the row's context, and runs 64 greedy steps, including scheduler and sampler.
-Speculation is off. All prompts differ, so no prefix is reused.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). A decode
+row starts with 64 tokens of context, or with the number after the colon, and runs 64 greedy steps, including scheduler
+and sampler. Speculation is off. All prompts differ, so there are no prefix cache hits.
 
-Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`. Decode lines also have the
-bytes read per step, `step_bytes` (weights in the engine's format) and `kv_bytes`; `bandwidth_gb_s`, the machine's
-memory read bandwidth measured directly before the row; and `ceiling_tok_s`, the rate that follows from these values.
+Every line has the keys `engine`, `row`, `tok_s` (tokens per second of all sequences together) and `kernels`. Decode
+lines also have `step_bytes` and `kv_bytes`, the bytes of weights and of KV cache that a step reads. `bandwidth_gb_s` is
+the machine's memory read bandwidth, measured directly before the row. `ceiling_tok_s` is the highest rate that this
+bandwidth allows.
 """
 
 import os
@@ -36,7 +37,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 class Engine:
-    """A loaded model; every measurement uses its own scheduler and KV pages."""
+    """A loaded model. Every measurement uses a new scheduler and new KV pages."""
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
@@ -45,7 +46,7 @@ class Engine:
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
 
     def measure(self, row: Row) -> None:
-        """Run a row and print its line."""
+        """Measure a row and print its output line."""
         facts, kernels = self._runner.facts, self._runner.ops.name
         positions_total = facts.kv_pages * PAGE_SIZE
         if row.context + DECODE_STEPS > facts.context_length or row.positions > positions_total:
@@ -72,7 +73,7 @@ class Engine:
         )
 
     def decode(self, row: Row) -> float:
-        """Return the tokens per second of all sequences together."""
+        """Return the decode rate in tokens per second, summed over all sequences."""
         scheduler = self._start(row.sequences, row.context)
         sequences = list(scheduler.waiting)
         while any(sequence.generated == 0 for sequence in sequences):
@@ -85,7 +86,7 @@ class Engine:
         return (sum(sequence.generated for sequence in sequences) - generated_before) / seconds
 
     def prefill(self, row: Row) -> float:
-        """Return the prompt tokens per second until the first token."""
+        """Return the prefill rate: prompt tokens per second until the first token."""
         scheduler = self._start(1, row.context)
         sequence = scheduler.waiting[0]
         begin = time.perf_counter()
@@ -108,7 +109,10 @@ class Engine:
         scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def _read_bandwidth(self) -> float:
-        """Return the bytes per second that all threads read from memory: the median of five sums over 1 GiB."""
+        """Return the machine's memory read bandwidth in bytes per second.
+
+        It is the median of five sums over 1 GiB, each computed by all threads.
+        """
         return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
 
     def _sum_seconds(self) -> float:

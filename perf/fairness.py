@@ -1,17 +1,19 @@
-"""Measure a principal's response times next to one client and next to many clients of another principal.
+"""Measure how much many clients of one principal slow down the requests of another principal, as JSON lines.
 
 usage: python perf/fairness.py [MODEL] [--crowd 64] [--rounds 3] [--answers 5] [--tokens 48] [--together]
 
-MODEL is a value of `neuron --model`. The node runs in its own process and gets requests with the gateway's headers that
-name a principal. Each client sends a new request as soon as its last answer ends. The lengths of the other clients'
-answers vary from half of `--tokens` to one and a half times `--tokens`. The light principal's answers have exactly
-`--tokens` tokens and are streamed and greedy. Each round measures `--answers` of them next to one other client, then
-next to `--crowd` clients, each after one warm-up answer.
+A principal is the account and key that requests are billed to. MODEL is a value of `neuron --model`. The node runs in
+its own process and receives requests with the gateway's headers that name a principal.
 
-The output is JSON lines, one per row, with medians of the light principal's answers: `seconds` from the request to the
-last token, `ttft_ms` to the first token, and `others_tok_s`, the tokens per second of the other clients' answers that
-ended meanwhile. The verdict is the median with many clients divided by the median with one client. For comparison,
-`--together` gives all clients the same principal.
+The heavy principal has one client or `--crowd` clients, each of which sends a new request as soon as its last response
+ends. The lengths of their responses vary from half of `--tokens` to one and a half times `--tokens`. The light
+principal's responses are streamed and greedy and have exactly `--tokens` tokens. In each round, `--answers` of them are
+measured next to one other client, then next to `--crowd` clients, each time after a warm-up.
+
+There is one JSON line for each number of clients, with medians of the light principal's responses: `seconds` from the
+request to the last token, and `ttft_ms` to the first token. `others_tok_s` is the total rate of the other clients'
+responses that ended in that time. The verdict is the median with many clients divided by the median with one client.
+With `--together`, all clients have the same principal, for comparison.
 """
 
 import argparse
@@ -34,33 +36,36 @@ _lengths = random.Random(1)
 
 @dataclass
 class Row:
-    """The light principal's answers, and the other clients' tokens per second in each round."""
+    """Responses to the light principal next to a given number of other clients.
+
+    `others_tok_s` is the total rate of the other clients in each round, in tokens per second.
+    """
 
     answers: list[StreamTiming] = field(default_factory=list[StreamTiming])
     others_tok_s: list[float] = field(default_factory=list[float])
 
     @property
     def seconds(self) -> list[float]:
-        """Return the duration of each answer."""
+        """The duration of each response to the light principal."""
         return [timing.last - timing.requested for timing in self.answers]
 
 
 def session_of(account: str) -> aiohttp.ClientSession:
-    """Return an HTTP session of one principal."""
+    """Return an HTTP session whose requests belong to the principal with this account."""
     session = client_session()
     session.headers.update({"x-helexa-account-id": account, "x-helexa-key-id": "benchmark"})
     return session
 
 
 def prompt() -> str:
-    """Return a unique prompt."""
+    """Return a prompt that has not been used before."""
     return f"Story number {next(_serial)}, told by an old sailor:"
 
 
 async def keep_asking(
     session: aiohttp.ClientSession, url: str, model: str, tokens: int, ended: list[StreamTiming]
 ) -> None:
-    """Send requests until cancelled."""
+    """Send one request after the other until canceled. Append the timing of each complete response to `ended`."""
     while True:
         ended.append(
             await stream_completion(session, url, model, prompt(), _lengths.randint(tokens // 2, tokens * 3 // 2))
@@ -76,7 +81,20 @@ async def measure_with_crowd(
     tokens: int,
     count: int,
 ) -> tuple[list[StreamTiming], float]:
-    """Return `count` answers of the light principal next to `others` clients, and the clients' tokens per second."""
+    """Measure `count` responses to the light principal while `crowd_size` other clients send requests.
+
+    Args:
+        crowd_size: number of other clients.
+        heavy: HTTP session of the other clients' principal.
+        light: HTTP session of the light principal.
+        url: base URL of the node.
+        model: id of the model.
+        tokens: tokens of each response to the light principal.
+        count: number of measured responses.
+
+    Returns:
+        The responses' timings, and the total rate of the other clients in tokens per second.
+    """
     ended: list[StreamTiming] = []
     crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(crowd_size)]
     try:
@@ -96,7 +114,7 @@ async def measure_with_crowd(
 
 
 async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, together: bool) -> None:
-    """Measure in turns, then print the results."""
+    """Measure with one other client and with many other clients alternately, then print the results."""
     rows = {1: Row(), crowd: Row()}
     accounts = ("heavy", "heavy" if together else "light")
     async with (
@@ -124,7 +142,6 @@ async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, 
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--crowd", type=int, default=64)

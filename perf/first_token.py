@@ -21,7 +21,10 @@ PRIVATE_BAR, SERVER_BAR = 3.0, 0.5
 
 
 def run(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Return the seconds to the first token, and the total CPU seconds."""
+    """Run the command until its first token.
+
+    Return the seconds to the first token, and the CPU seconds of all processes.
+    """
     usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environ) as process:

@@ -30,14 +30,14 @@ LONGEST_WAIT_SECS = GatewaySection().load_wait_secs
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outcomes of both policies on the same traffic."""
+    """The results of both policies on the same simulated traffic."""
 
     ours: Outcome
     usual: Outcome
 
 
 def compare(seed: int, minutes: float, per_minute: float, count: int) -> Comparison:
-    """Run both policies on the traffic of one seed."""
+    """Simulate both policies on the traffic that `seed` determines."""
     catalogue = models(count)
     traffic = conversations(seed, catalogue, 60 * minutes, per_minute)
     ours = World(catalogue, HelexaPolicy(seed), traffic, NODES_MB).run()
@@ -45,12 +45,12 @@ def compare(seed: int, minutes: float, per_minute: float, count: int) -> Compari
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the quantile `share` of the values."""
+    """Return the quantile of `values` at `share`, from 0 to 1."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def row(seed: int, policy: str, outcome: Outcome) -> dict[str, object]:
-    """Return one output line."""
+    """Return the output line of one policy."""
     return {
         "seed": seed,
         "policy": policy,
@@ -65,7 +65,7 @@ def row(seed: int, policy: str, outcome: Outcome) -> dict[str, object]:
 
 
 def verdicts(runs: list[Comparison]) -> list[dict[str, object]]:
-    """Return the verdicts of the simulation."""
+    """Return the verdicts over all seeds: each has a figure, its threshold, and whether the threshold is met."""
     ours, usual = (sum(run.evictions for run in side) for side in zip(*((r.ours, r.usual) for r in runs), strict=True))
     p99 = percentile([ttft for run in runs for ttft in run.ours.ttfts], 0.99)
     usual_p99 = percentile([ttft for run in runs for ttft in run.usual.ttfts], 0.99)
@@ -82,7 +82,6 @@ def _verdict(name: str, value: float, bar: str, holds: bool) -> dict[str, object
 
 
 def main() -> None:
-    """Run the simulation and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60)

@@ -1,13 +1,13 @@
-"""Measure the effect of a long prompt on concurrently decoding streams, as JSON lines.
+"""Measure how a long prompt delays the tokens of streams that are decoding at the same time, as JSON lines.
 
 usage: python perf/gaps.py [MODEL] [--threads 2] [--rounds 5] [--streams 8] [--prompt 6000]
 
-`--streams` answers are decoding when a prompt of `--prompt` tokens arrives. Gaps are the milliseconds between two
-arrivals of one stream: `quiet` before the prompt arrives, `window` from the prompt's arrival until its first token, and
-`overall`, which also includes as many tokens after the window as before the window. `ttft_ms` is the time to the first
-token of the prompt.
+`--streams` streams are decoding when a prompt of `--prompt` tokens arrives. A gap is the time in milliseconds between
+two arrivals of tokens in one stream. There are three groups of gaps. `quiet` gaps are before the prompt arrives.
+`window` gaps are from the prompt's arrival until its first token. `overall` are all gaps, including those after the
+window. `ttft_ms` is the time to the first token of the prompt.
 
-The verdict is the 99th percentile divided by the median of the gaps, in the window or overall, whichever is larger.
+The verdict is the 99th percentile of the gaps divided by their median, for `window` or `overall`, whichever is larger.
 `window_p99_over_quiet_p50` compares with the undisturbed streams. Each line combines all rounds.
 """
 
@@ -32,7 +32,11 @@ POLL_SECONDS = 0.001
 
 @dataclass
 class Gaps:
-    """Gaps in milliseconds of all streams and rounds."""
+    """Times between consecutive tokens of a stream in milliseconds, over all streams and rounds.
+
+    `quiet` is before the long prompt arrives, `window` during its prefill, and `overall` contains all gaps. `ttft` is
+    the time to the long prompt's first token in each round.
+    """
 
     quiet: list[float] = field(default_factory=list[float])
     window: list[float] = field(default_factory=list[float])
@@ -40,7 +44,12 @@ class Gaps:
     ttft: list[float] = field(default_factory=list[float])
 
     def add(self, streams: list[TimedAnswer], long: TimedAnswer) -> None:
-        """Add one round."""
+        """Add the gaps of one round.
+
+        Args:
+            streams: the decoding streams.
+            long: the request with the long prompt.
+        """
         begin, end = long.requested_at, long.arrivals[0]
         self.ttft.append(long.ttft_ms)
         start = max(stream.arrivals[0] for stream in streams)  # from here on, all streams decode
@@ -56,7 +65,16 @@ class Gaps:
 
 
 async def round_of(client: EngineClient, streams: int, length: int) -> tuple[list[TimedAnswer], TimedAnswer]:
-    """Start the streams, then the prompt; end the streams some time after the prompt's first token."""
+    """Start the streams and then the long prompt. Cancel the streams 100 tokens after the long prompt's first token.
+
+    Args:
+        client: the engine.
+        streams: number of streams.
+        length: tokens of the long prompt.
+
+    Returns:
+        The streams, and the request with the long prompt.
+    """
     answers = [TimedAnswer() for _ in range(streams)]
     longest = client.ready.context_length - STREAM_CONTEXT
     tasks = [asyncio.create_task(ask(client, prompt(STREAM_CONTEXT), longest, answer=answer)) for answer in answers]
@@ -74,7 +92,7 @@ async def round_of(client: EngineClient, streams: int, length: int) -> tuple[lis
 async def wait_for_tokens(
     answers: list[TimedAnswer], tokens: list[int], tasks: list[asyncio.Task[TimedAnswer]]
 ) -> None:
-    """Wait until every stream has `tokens` tokens, or a stream has ended."""
+    """Wait until every stream has the given number of tokens. Exit if a stream ends earlier."""
     while any(len(answer.tokens) < count for answer, count in zip(answers, tokens, strict=True)):
         for task in tasks:
             if task.done():
@@ -84,7 +102,7 @@ async def wait_for_tokens(
 
 
 async def measure(model: Path, threads: int, rounds: int, streams: int, length: int) -> None:
-    """Run the rounds on one engine, then print the results."""
+    """Run all rounds on one engine, then print the results."""
     gaps = Gaps()
     async with engine(model, EngineOptions(threads=threads)) as client:
         require_context(client, length + 1)
@@ -99,12 +117,10 @@ async def measure(model: Path, threads: int, rounds: int, streams: int, length: 
 
 
 def p99(values: list[float]) -> float:
-    """Return the 99th percentile."""
     return quantiles(values, n=100, method="inclusive")[-1]
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--streams", type=int, default=8)
     command.add_argument("--prompt", type=int, default=6000)

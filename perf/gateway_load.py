@@ -53,7 +53,11 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
 
 
 async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float, float]:
-    """Return the additional resident MiB per stream with `streams` open streams, and the resident MiB before."""
+    """Open `streams` concurrent streams through a server and measure its resident memory.
+
+    Returns:
+        MiB before the streams were opened, and additional MiB per open stream.
+    """
     idle = process.memory_info().rss / MEBIBYTE
     async with client_session() as session:
 

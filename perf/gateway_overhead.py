@@ -23,7 +23,7 @@ WARM_UP = 10
 
 
 async def measure(model: str, requests: int, tokens: int) -> None:
-    """Send requests in pairs, then print the results."""
+    """Send each request to the node and to the gateway, then print the results."""
     port = free_port()
     routes: dict[str, list[StreamTiming]] = {"direct": [], "gateway": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -56,22 +56,21 @@ async def measure(model: str, requests: int, tokens: int) -> None:
 
 
 def first_ms(timings: list[StreamTiming]) -> list[float]:
-    """Return the milliseconds to the first token."""
+    """Return the time to the first token of each response, in milliseconds."""
     return [1000 * (timing.first - timing.requested) for timing in timings]
 
 
 def total_ms(timings: list[StreamTiming]) -> list[float]:
-    """Return the milliseconds to the end of the answer."""
+    """Return the time to the end of each response, in milliseconds."""
     return [1000 * (timing.last - timing.requested) for timing in timings]
 
 
 def median_difference(longer: list[float], shorter: list[float]) -> float:
-    """Return the median of the differences within the pairs."""
+    """Return the median of the differences between corresponding values of the two lists."""
     return median(a - b for a, b in zip(longer, shorter, strict=True))
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--requests", type=int, default=200)

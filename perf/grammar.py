@@ -52,7 +52,7 @@ SCHEMA = {
 
 
 class Batch:
-    """Streams that decode in one batch, all with a grammar or all without a grammar."""
+    """Streams that decode in one batch, either all with a grammar or all without."""
 
     def __init__(self, runner: Runner, options: EngineOptions, requests: list[Sequence]) -> None:
         self._runner = runner
@@ -66,12 +66,12 @@ class Batch:
         self.processor: list[float] = []
 
     def step(self) -> None:
-        """Run one step."""
+        """Run one decode step of all streams."""
         plan = self._scheduler.plan()
         self._scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def round(self) -> None:
-        """Run the steps of one round."""
+        """Run the decode steps of one round."""
         begun = sum(sequence.generated for sequence in self._requests)
         clock, processor = time.perf_counter(), time.process_time()
         for _ in range(STEPS):

@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
 
 
 class AiohttpResponse:
-    """The parts of an aiohttp response that the gateway reads."""
+    """The methods of a response that the gateway uses, implemented with aiohttp."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
@@ -80,7 +80,7 @@ class AiohttpResponse:
 
 
 class AiohttpUpstream:
-    """The parts of `Upstream` that forwarding needs, implemented with a minimal aiohttp client."""
+    """The methods of the gateway's HTTP client (`Upstream`) that forwarding needs, implemented with aiohttp."""
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -104,7 +104,7 @@ class AiohttpUpstream:
 
 
 class Relay:
-    """An ASGI application that forwards each request to the node."""
+    """An ASGI application that forwards the bytes of each request to the node."""
 
     def __init__(self, upstream: Any, node: str) -> None:
         self._upstream, self._node = upstream, node
@@ -129,7 +129,7 @@ class Relay:
 
 
 class Served:
-    """Lifespan wrapper that starts and stops a stack's application under uvicorn and granian."""
+    """ASGI application for uvicorn and granian. At startup and shutdown, it starts and stops the gateway or relay."""
 
     def __init__(self) -> None:
         self._app: ASGIApp
@@ -165,12 +165,12 @@ class Served:
 
 
 def serve(port: int) -> None:
-    """Run helexa's listener until SIGTERM."""
+    """Run helexa's HTTP listener until SIGTERM."""
     loop.run(Listener(Served()).serve(bind(("127.0.0.1", port))))
 
 
 def command(listener: str, port: int) -> list[str]:
-    """Return the command line of a server: one worker, one event loop, no access log."""
+    """Return the command line of a server with one worker, one event loop and no access log."""
     if listener == "helexa":
         return ["-c", f"import http_stack; http_stack.serve({port})"]
     options = ["http_stack:Served", "--factory", "--port", str(port), "--loop", "uvloop", "--workers", "1"]
@@ -181,7 +181,7 @@ def command(listener: str, port: int) -> list[str]:
 
 @contextmanager
 def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Run one stack in a separate process; yield its URL and the process."""
+    """Run one server during the `with` block. Yield its base URL and its process."""
     listener, client = name.split("+")
     port = free_port()
     folder.mkdir()
@@ -204,7 +204,7 @@ def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, p
 
 
 async def ready(url: str, app: str) -> None:
-    """Wait until a stack answers."""
+    """Wait until a server responds. For a gateway, also wait until it can route requests to the node."""
     async with client_session() as session, asyncio.timeout(60):
         await listens(session, url)
         if app == "gateway":
@@ -212,7 +212,7 @@ async def ready(url: str, app: str) -> None:
 
 
 async def listens(session: aiohttp.ClientSession, url: str) -> None:
-    """Wait until a server answers at all."""
+    """Wait until a server responds to a request, with any status."""
     while True:
         try:
             async with session.post(url, json=BODY):
@@ -222,7 +222,7 @@ async def listens(session: aiohttp.ClientSession, url: str) -> None:
 
 
 def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
-    """Measure all stacks in turns, then print the results."""
+    """Measure all stacks alternately, then print the results."""
     port, nginx_port = free_port(), free_port()
     node = f"http://127.0.0.1:{port}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -258,7 +258,6 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--app", choices=("relay", "gateway"), default="relay")
     parser.add_argument("--seconds", type=int, default=2)

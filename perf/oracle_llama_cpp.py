@@ -17,7 +17,7 @@ import xllamacpp  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 
 
 class Oracle:
-    """A loaded model."""
+    """A model loaded by llama.cpp."""
 
     def __init__(self, model: str) -> None:
         parameters = xllamacpp.CommonParams()
@@ -29,7 +29,7 @@ class Oracle:
         self._server = xllamacpp.Server(parameters)
 
     def tokenize(self, text: str) -> list[int]:
-        """Return token ids, including the special tokens that the model expects at the beginning."""
+        """Return the token ids of a text, including the special tokens that the model expects at the beginning."""
         body = json.dumps({"content": text, "add_special": True}).encode()
         request = urllib.request.Request(
             f"{self._server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
@@ -38,7 +38,7 @@ class Oracle:
             return json.load(response)["tokens"]
 
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """Return the output line of a prompt."""
+        """Generate `steps` tokens greedily after `prompt`. Return the output line."""
         request = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
         places = self._server.handle_completions(request)["choices"][0]["logprobs"]["content"]
         tops = [place["top_logprobs"] for place in places]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Oracle:
-    """A loaded model."""
+    """A model loaded by transformers in float32."""
 
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -27,7 +27,10 @@ class Oracle:
         self._tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
 
     def tokenize(self, text: str, steps: int) -> list[int]:
-        """Return token ids, including the special tokens at the beginning, truncated to leave room for the steps."""
+        """Return the token ids of a text, including the special tokens at the beginning.
+
+        The ids are truncated so that `steps` more tokens fit into the model's context.
+        """
         if self._tokenizer is not None:
             ids = self._tokenizer(text).input_ids
         else:
@@ -37,7 +40,7 @@ class Oracle:
 
     @torch.inference_mode()
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """Return the output line of a prompt."""
+        """Generate `steps` tokens greedily after `prompt`. Return the output line."""
         line: dict[str, Any] = {"prompt": prompt, "tokens": [], "best": [], "gap": []}
         ids, cache = torch.tensor([prompt]), None
         for _ in range(steps):

@@ -32,7 +32,7 @@ TIMES = 7
 
 
 def main() -> None:
-    """Print a line for each page."""
+    """Create the database, serve the pages, and print a line for each page."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "bench.sqlite"
         fleet_history.write(database, 50_000)
@@ -50,7 +50,10 @@ def main() -> None:
 
 
 def measure(address: str) -> None:
-    """Measure the first contentful paint of each page in a fresh context; the first, uncached time is separate."""
+    """Measure the first contentful paint of each page, each in a new browser context without cache.
+
+    The first measurement of a page, before the server has cached its results, is printed separately.
+    """
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for path in PATHS:

@@ -17,7 +17,7 @@ BATCH = 512
 
 
 class Context:
-    """A loaded model with a context large enough for all rows."""
+    """A loaded model with a context (KV cache) that is large enough for all rows."""
 
     def __init__(self, model: str, rows: list[Row], threads: int) -> None:
         llama.llama_backend_init()
@@ -36,7 +36,7 @@ class Context:
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
 
     def decode(self, row: Row) -> float:
-        """Return the seconds for the steps of a decode row."""
+        """Run the decode steps of a row. Return their duration in seconds."""
         self._clear()
         for sequence in range(row.sequences):
             self._prefill(prompt(row.context), sequence)
@@ -47,7 +47,7 @@ class Context:
         return time.perf_counter() - begin
 
     def prefill(self, row: Row) -> float:
-        """Return the seconds until a prompt's last logits."""
+        """Prefill a prompt. Return the seconds until the logits of its last token are available."""
         self._clear()
         tokens = prompt(row.context)
         begin = time.perf_counter()
@@ -61,7 +61,7 @@ class Context:
             self._run([(token, position, sequence, position == last) for position, token in chunk])
 
     def _run(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """Run one batch of (token, position, sequence, whether logits are needed)."""
+        """Run one batch. Each entry is a token, its position, its sequence, and whether its logits are needed."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, logits) in enumerate(entries):

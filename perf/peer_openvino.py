@@ -18,7 +18,7 @@ CACHE_GIB = 1
 
 
 class Pipeline:
-    """A loaded model."""
+    """A model loaded by OpenVINO GenAI."""
 
     def __init__(self, model: str, threads: int) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -27,12 +27,12 @@ class Pipeline:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def decode(self, row: Row) -> float:
-        """Return the seconds for the steps of a decode row."""
+        """Run the decode steps of a row. Return their duration in seconds."""
         first = self._generate(row.sequences, row.context, 1)
         return self._generate(row.sequences, row.context, 1 + DECODE_STEPS) - first
 
     def prefill(self, row: Row) -> float:
-        """Return the seconds until a prompt's first token."""
+        """Return the seconds until the first token after a prompt."""
         return self._generate(1, row.context, 1)
 
     def _generate(self, sequences: int, length: int, tokens: int) -> float:

@@ -40,7 +40,7 @@ TEMPLATE = "{# <think>thoughts</think> #}{{ messages }}{{ tools }}"
 
 
 def spelled(kind: str, code: str) -> str:
-    """Return the code in the format in which a model would write it."""
+    """Return the source code as a model would write it for this kind of output (text, reasoning or tool call)."""
     match kind:
         case "thought":
             return f"<think>\n{code}\n</think>\n\nDone."
@@ -55,7 +55,15 @@ def spelled(kind: str, code: str) -> str:
 
 
 def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str, alternatives: int | None) -> float:
-    """Return the CPU microseconds per token from the engine's outputs to the sent bytes."""
+    """Return the CPU time per token in microseconds, from the engine's outputs to the bytes of the HTTP response.
+
+    Args:
+        text: vocabulary and formats of the model.
+        kind: kind of output.
+        tokens: tokens of the output.
+        api_format: API format of the response.
+        alternatives: number of log-probabilities per token, or None for none.
+    """
     text.output_format.family = FAMILIES.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if api_format == "chat" else ResponseProjector("m", REQUEST)

@@ -42,7 +42,7 @@ CHUNK_BYTES, TOUCHED_BYTES = 16 << 20, 8 << 30
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write random weights in the shape of Qwen2-1.5B."""
+    """Write a checkpoint with random weights in the shape of Qwen2-1.5B to `folder`."""
     config = {
         "model_type": "qwen2",
         "vocab_size": VOCABULARY,
@@ -82,10 +82,11 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def read_seconds(file: Path, *, keep: bool) -> float:
-    """Return the seconds to read all bytes of a file.
+    """Read all bytes of a file and return the duration in seconds.
 
     Args:
-        keep: read each piece into new memory instead of one buffer.
+        file: the file.
+        keep: True to read every block into new memory, False to read all blocks into the same buffer.
     """
     touch_memory()
     size = file.stat().st_size
@@ -101,19 +102,19 @@ def read_seconds(file: Path, *, keep: bool) -> float:
 
 
 def touch_memory() -> None:
-    """Touch and free memory, so that the host allocates it before the measurement."""
+    """Touch and free memory. A virtual machine's host then allocates this memory before the measurement starts."""
     torch.ones(min(TOUCHED_BYTES, psutil.virtual_memory().available // 2), dtype=torch.uint8)
 
 
 def forget(file: Path) -> None:
-    """Drop a file from the page cache."""
+    """Remove a file from the operating system's page cache."""
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def load(folder: Path, quant: str) -> dict[str, float]:
-    """Load the model in a new process with an empty cache folder."""
+    """Load the model in a new process with an empty cache folder. Return the process's measurements."""
     touch_memory()
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
@@ -122,7 +123,7 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 
 def child(folder: Path, quant: str) -> None:
-    """Run in the process that `load` starts."""
+    """Load the model and print the measurements. `load` runs this function in a new process."""
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.device import physical_cores
     from helexa.neuron.engine.loading.load import load as load_model
@@ -141,7 +142,7 @@ def child(folder: Path, quant: str) -> None:
 
 
 def peak_mib() -> float:
-    """Return the peak resident memory of this process since the last call, or since its start."""
+    """Return the peak resident memory of this process in MiB, and reset the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
     Path("/proc/self/clear_refs").write_text("5")
@@ -150,7 +151,7 @@ def peak_mib() -> float:
 
 @contextlib.contextmanager
 def checkpoint_in(checkpoint: Path | None) -> Iterator[Path]:
-    """Yield the folder of the checkpoint, which is written if missing."""
+    """Yield the folder of the checkpoint. If `checkpoint` is None, write one to a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = checkpoint or Path(temporary)
         if not (folder / "config.json").exists():
@@ -160,7 +161,7 @@ def checkpoint_in(checkpoint: Path | None) -> Iterator[Path]:
 
 
 def measure(folder: Path, quant: str, runs: int) -> None:
-    """Read and load in turns, then print the results."""
+    """Read the file and load the model alternately, then print the results."""
     file = folder / "model.safetensors"
     layer = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_HEADS * HIDDEN // HEADS * HIDDEN + 3 * HIDDEN * INTERMEDIATE) / 2**20
     peaks: list[float] = []
@@ -196,7 +197,6 @@ def measure(folder: Path, quant: str, runs: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quant", default="q4k")
     parser.add_argument("--runs", type=int, default=3)

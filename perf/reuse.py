@@ -32,7 +32,7 @@ TTFT_BAR, COMPUTED_BAR = 0.1, 1.15
 
 
 async def first_tokens(client: EngineClient, rounds: int) -> None:
-    """Measure cold and cached requests in turns, then print the results."""
+    """Measure requests with and without a prefix cache hit alternately, then print the results."""
     require_context(client, PREFIX + SUFFIX + 1)
     cold_ms: list[float] = []
     cached_ms: list[float] = []
@@ -50,7 +50,13 @@ async def first_tokens(client: EngineClient, rounds: int) -> None:
 
 
 async def conversation(client: EngineClient, system: int, turns: int) -> None:
-    """Run one conversation and print its turns."""
+    """Run one conversation and print a line for each of its turns.
+
+    Args:
+        client: the engine.
+        system: tokens of the system prompt.
+        turns: number of requests.
+    """
     sizes = random.Random(turns)
     messages = [sizes.randint(*TURN_TOKENS) for _ in range(turns)]
     require_context(client, system + sum(messages) + turns * ANSWER_TOKENS)
@@ -68,7 +74,7 @@ async def conversation(client: EngineClient, system: int, turns: int) -> None:
 
 
 async def measure(model: Path, threads: int, rounds: int, system: int, turns: int) -> None:
-    """Run both parts on one engine."""
+    """Run both measurements on one engine."""
     async with engine(model, EngineOptions(threads=threads)) as client:
         await ask(client, prompt(512), 8)  # warm up
         await first_tokens(client, rounds)
@@ -77,7 +83,6 @@ async def measure(model: Path, threads: int, rounds: int, system: int, turns: in
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--system", type=int, default=6000)
     command.add_argument("--turns", type=int, default=10)

@@ -19,7 +19,7 @@ from support.servers import Row, client_session, node, stream_concurrently
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
-    """Measure in turns, then print the medians."""
+    """Measure all rows in each round, then print the medians over the rounds."""
     runs: dict[int, list[Row]] = {streams: [] for streams in rows}
     async with client_session() as session, node(model, session) as (_, url, served):
         for streams in rows:
@@ -40,7 +40,6 @@ async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--streams", default="1,16")

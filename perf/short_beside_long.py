@@ -30,14 +30,18 @@ from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
 CHUNKS = 3
-"""Chunks of the long prompt that a short request may wait for."""
+"""Number of prefill chunks of the long prompt for which a short request may have to wait."""
 
 OWN_REQUESTS = 5
 
 
 @dataclass(frozen=True)
 class Load:
-    """Token counts of the long prompt, a short prompt and its answer; seconds between short requests."""
+    """The requests of the benchmark.
+
+    `prompt` and `short` are the prompt tokens of a long and a short request. `tokens` are the output tokens of a short
+    request. `every` is the number of seconds between short requests.
+    """
 
     prompt: int
     short: int
@@ -47,7 +51,11 @@ class Load:
 
 @dataclass
 class Row:
-    """Seconds of short requests and of the long prompt; prompt tokens per second; milliseconds per step."""
+    """The measurements of one output row, with one value per request or round.
+
+    `short` and `long` are durations of short requests and of the long request in seconds. `prefill_tok_s` is the total
+    prefill rate. `step_ms` is the duration of an engine step in milliseconds.
+    """
 
     short: list[float] = field(default_factory=list[float])
     long: list[float] = field(default_factory=list[float])
@@ -56,7 +64,7 @@ class Row:
 
 
 async def generate(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
-    """Generate `tokens` tokens after a prompt of `length` tokens; return the seconds to the last token."""
+    """Generate `tokens` tokens after a prompt of `length` tokens. Return the seconds until the last token."""
     requested = time.perf_counter()
     async with aclosing(client.generate(prompt(length), max_tokens=tokens, sampling=GREEDY, salt=salt)) as stream:
         async for output in stream:
@@ -66,7 +74,11 @@ async def generate(client: EngineClient, length: int, tokens: int, salt: str = "
 
 
 async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | None) -> None:
-    """Prefill one long prompt; unless `salt` is None, send short requests of this principal meanwhile."""
+    """Run the long request and add its measurements to `row`.
+
+    If `salt` is not None, short requests with this salt are sent during the long request. The salt identifies the
+    principal (account and key).
+    """
     begin, reports = time.perf_counter(), client.reports
     long = asyncio.create_task(generate(client, load.prompt, 1))
     shorts: list[asyncio.Task[float]] = []
@@ -82,7 +94,7 @@ async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | N
 
 
 async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
-    """Run the rounds on one engine, then print the results."""
+    """Run all rounds on one engine, then print the results."""
     alone_secs: list[float] = []
     rows: dict[str, Row] = {"alone": Row(), "same": Row(), "other": Row()}
     salts = {"alone": None, "same": "", "other": "other"}
@@ -105,12 +117,10 @@ async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
 
 
 def p95(values: list[float]) -> float:
-    """Return the 95th percentile."""
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.set_defaults(rounds=3)
     command.add_argument("--prompt", type=int, default=16384)

@@ -44,7 +44,7 @@ TOPICS = ("the sea", "a long winter", "how bread is made", "the first railway", 
 
 @dataclass
 class Counters:
-    """Counters of events."""
+    """Numbers of requests and events during the test."""
 
     answers: int = 0
     hang_ups: int = 0
@@ -55,7 +55,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A fault, and the time until a request was answered again."""
+    """An injected fault, and the time until a request succeeded after it."""
 
     minute: float
     fault: str
@@ -64,7 +64,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Sample:
-    """An idle node between two faults: memory, open files and number of processes."""
+    """Memory, open files and number of processes of the idle node, measured between two faults."""
 
     minute: float
     server_mb: float
@@ -89,7 +89,7 @@ class Prompt:
 
 
 def random_prompts(chance: random.Random, count: int) -> list[Prompt]:
-    """Return prompts of different lengths, some with a common prefix."""
+    """Return `count` prompts of different lengths. Some share a prefix."""
     prompt_list = []
     for number in range(count):
         topic = chance.choice(TOPICS)
@@ -99,7 +99,7 @@ def random_prompts(chance: random.Random, count: int) -> list[Prompt]:
 
 
 class Soak:
-    """Clients, model loads and faults for the duration of the test."""
+    """The clients, model loads and faults of one test."""
 
     def __init__(self, node: SoakNode, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
         self.counters = Counters()
@@ -115,7 +115,7 @@ class Soak:
         self._begin = 0.0
 
     async def run(self) -> None:
-        """Run the whole test; the node is idle at the end."""
+        """Run the whole test and wait until the node is idle."""
         for prompt in self._prompts:
             status, body = await self._complete(prompt.body(self._node.model))
             assert status == 200, body
@@ -219,7 +219,7 @@ class Soak:
             self.counters.refused[f"{where} {error['code'] or error['type']}"] += 1
 
     async def _minutes(self) -> None:
-        """Every minute: load or unload the second model, sample the processes, cause a fault."""
+        """Once per minute, load or unload the second model, measure the node's resources, and inject a fault."""
         print(f"{'min':>5} {'answers':>8} {'hung up':>8} {'refused':>8} {'wrong':>6} {'back s':>7} {'MiB':>7} fault")
         faults = iter(FAULTS * 1000)
         spacing = min(FAULT_SECONDS, self._seconds / 3)
@@ -249,7 +249,7 @@ class Soak:
             await asyncio.sleep(pause)
 
     async def _fault(self, fault: str) -> float:
-        """Cause a fault; return the seconds until a later request is answered."""
+        """Inject a fault. Return the seconds until a request that is sent after it succeeds."""
         await self._node.strike(fault)
         return await self._until_answered()
 
@@ -269,7 +269,10 @@ class Soak:
         return sample
 
     async def _until_idle(self) -> None:
-        """Wait for at most a minute until the node is idle; remaining resources are a leak."""
+        """Wait until the node is idle, at most one minute.
+
+        Resources that are still in use after that count as a leak.
+        """
         load: dict[str, Any] = {}
         for _ in range(600):
             async with self._session.get(f"{self._node.url}/health") as response:
@@ -282,7 +285,7 @@ class Soak:
 
 
 def failures(soak: Soak, minutes: float) -> list[str]:
-    """Return the failed checks."""
+    """Return a description of each failed check."""
     counters, failed_checks = soak.counters, []
     if counters.wrong:
         failed_checks.append(f"{len(counters.wrong)} answers are wrong, such as {counters.wrong[0]}")

@@ -33,7 +33,7 @@ SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "a
 
 @dataclass(frozen=True)
 class Task:
-    """A request that both engines answer in one round."""
+    """A request that both engines execute in one round."""
 
     name: str
     prompt: list[int]
@@ -42,7 +42,7 @@ class Task:
 
 
 class Tasks:
-    """The prompts of one model for any round."""
+    """Creates the requests of each round for one model."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
@@ -50,7 +50,7 @@ class Tasks:
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
     def round_tasks(self, number: int) -> list[Task]:
-        """Return the three tasks."""
+        """Return the three requests of a round: `edit`, `free` and `free, sampled`."""
         shown = f"```python\n{self._file}```\n\n"
         edit = self._text.tokenizer.encode(
             f"File {number}:\n\n{shown}The same file, word for word:\n\n{shown}Once more, word for word:\n\n```python\n"
@@ -65,7 +65,7 @@ class Tasks:
         ]
 
     def copied(self, answer: TimedAnswer) -> float:
-        """Return the share of an edit that matches the file from its beginning on."""
+        """Return the share of the file that the output repeats correctly before the first difference."""
         written = self._text.tokenizer.decode(answer.tokens)
         pairs = enumerate(zip(written, self._file, strict=False))
         return next((i for i, (ours, theirs) in pairs if ours != theirs), len(written)) / len(self._file)
@@ -73,7 +73,7 @@ class Tasks:
 
 @asynccontextmanager
 async def two_engines(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClient]]:
-    """Run an engine with speculation and an engine without."""
+    """Run an engine with speculation (`on`) and an engine without (`off`) during the `with` block."""
     async with (
         engine(model, EngineOptions(threads=threads, speculation=True)) as on,
         engine(model, EngineOptions(threads=threads, speculation=False)) as off,
@@ -82,7 +82,7 @@ async def two_engines(model: Path, threads: int) -> AsyncIterator[dict[str, Engi
 
 
 async def measure(model: Path, threads: int, rounds: int) -> None:
-    """Measure in turns, then print the results."""
+    """Run all rounds on both engines, then print the results."""
     tasks = Tasks(ModelText.open(model))
     rates: dict[str, dict[str, list[float]]] = {}
     copied: list[float] = []
@@ -108,7 +108,6 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     arguments = parser(__doc__).parse_args()
     run(measure(arguments.model, arguments.threads, arguments.rounds))
 

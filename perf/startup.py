@@ -51,21 +51,21 @@ Memory = dict[str, float]
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory of a node's server and engine."""
+    """Memory of a node's server process and of its engine process."""
 
     server: Memory
     engine: Memory
 
     @classmethod
     def current(cls, node: psutil.Process) -> "Holding":
-        """Return the current memory of a node."""
+        """Measure the memory of a running node."""
         engines = [memory(child) for child in node.children(recursive=True)]
         return cls(memory(node), {kind: sum(entry[kind] for entry in engines) for kind in engines[0]})
 
 
 @dataclass(frozen=True)
 class Start:
-    """Figures of one start: seconds, and memory after one token and after several answers."""
+    """The measurements of one start: times in seconds, and memory after one response and after 16 responses."""
 
     listening: float
     loaded: float
@@ -75,7 +75,7 @@ class Start:
 
 
 async def start(model: str) -> Start:
-    """Start a node, use it, and end it."""
+    """Start a node, measure it, and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with client_session() as session:
@@ -93,7 +93,7 @@ async def start(model: str) -> Start:
 
 
 async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
-    """Wait until the node answers any request."""
+    """Wait until the node answers any HTTP request."""
     async with asyncio.timeout(LOAD_SECONDS):
         while await get(session, f"{url}/version") is None:
             require_alive(process)
@@ -101,7 +101,7 @@ async def until_listening(session: aiohttp.ClientSession, url: str, process: psu
 
 
 def memory(process: psutil.Process) -> Memory:
-    """Return the current memory of a process."""
+    """Measure the memory of a process."""
     try:
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -111,14 +111,14 @@ def memory(process: psutil.Process) -> Memory:
 
 
 def help_ms() -> float:
-    """Return the milliseconds of `helexa --help`, including the start of the interpreter."""
+    """Return the duration of `helexa --help` in milliseconds, including the start of the interpreter."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "helexa", "--help"], check=True, stdout=subprocess.DEVNULL)
     return 1000 * (time.perf_counter() - begin)
 
 
 async def measure(model: str, file_mib: float, runs: int) -> None:
-    """Start the node several times, then print the results."""
+    """Start the node `runs` times, then print the results."""
     await start(model)
     starts = [await start(model) for _ in range(runs)]
     for row in ("listening", "loaded", "first_answer"):
@@ -135,7 +135,7 @@ async def measure(model: str, file_mib: float, runs: int) -> None:
 
 
 def print_memory(row: str, holdings: list[Holding], file_mib: float) -> None:
-    """Print a line per kind of memory."""
+    """Print one line for each kind of memory (`rss`, `pss`, `anonymous`)."""
     for kind in holdings[0].server:
         server, engine = [entry.server[kind] for entry in holdings], [entry.engine[kind] for entry in holdings]
         total = [a + b for a, b in zip(server, engine, strict=True)]
@@ -151,7 +151,6 @@ def print_memory(row: str, holdings: list[Holding], file_mib: float) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--runs", type=int, default=5)

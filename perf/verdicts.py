@@ -1,4 +1,6 @@
-"""Measure the rates of false alarms and of detected slowdowns, with samples of a real server.
+"""Measure how often the build comparison of helexa-bench raises false alarms and detects slowdowns.
+
+It uses samples of a real server, which `measure` takes and `replay` resamples.
 
 python perf/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
 python perf/verdicts.py replay samples.json
@@ -28,7 +30,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of a sweep
 
 
 async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
-    """Return samples of an unchanged server, measured like a sweep's cold single stream."""
+    """Take samples of a server by single requests without prefix cache hits. Return the values of each metric."""
     scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
     served = ServedModel(Model(name=model))
     samples_by_metric: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
@@ -46,7 +48,7 @@ async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, lis
 
 
 def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-    """Return the numbers of suspected and of confirmed alarms for unchanged builds."""
+    """Return how many of the simulated unchanged builds were suspected, and how many were confirmed (false alarms)."""
     history: list[list[float]] = []
     suspected = confirmed = 0
     for _ in range(BUILDS):
@@ -59,7 +61,10 @@ def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
 
 
 def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
-    """Return the share of slow builds that are confirmed within eight samples, each after eight unchanged builds."""
+    """Return the share of simulated slower builds that are confirmed within eight samples.
+
+    Each slower build follows eight unchanged builds. `slowdown` is the factor by which its samples are slower.
+    """
     detected = 0
     for _ in range(TRIALS):
         history = [rng.choice(samples, FIRST).tolist() for _ in range(8)]
@@ -71,7 +76,7 @@ def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -
 
 
 def replay(path: Path) -> None:
-    """Print the rule's results for stored samples."""
+    """Print false alarms and detected slowdowns for the stored samples at `path`."""
     rows = []
     for name, values in json.loads(path.read_text())["metrics"].items():
         samples = np.array(values)
@@ -90,7 +95,6 @@ def replay(path: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
     measuring = verbs.add_parser("measure")

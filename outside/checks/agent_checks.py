@@ -1,4 +1,4 @@
-"""Checks of a coding agent in an empty home folder: one turn, and a forced tool call with its result.
+"""Checks of a coding agent in an empty home folder: a single response, and a forced tool call with its result.
 
 The settings in programs.toml describe the agent.
 """
@@ -16,7 +16,7 @@ FOLDER = HOME / "work"
 
 
 def _run(prompt: str, proxy: Proxy) -> str:
-    """Run the agent with a prompt; return its output.
+    """Run the agent with a prompt through the proxy and return the agent's output.
 
     Raises:
         AssertionError: the agent failed, sent no request, or received an error response.

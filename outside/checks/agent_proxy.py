@@ -1,8 +1,9 @@
-"""A proxy between an agent and the gateway that records requests, limits answers, and forces the first tool call.
+"""A proxy between a coding agent and the gateway, which records requests and changes them for small models.
 
-A model with half a billion parameters rarely calls the right tool or ends its answer. With `tool` set, the proxy
-changes requests: without a tool result, the request forces this tool; with a tool result, the request forbids tools and
-restricts the answer to one word. So an agent's loop is always the same.
+A model with half a billion parameters rarely calls the right tool or ends its response. If `tool` is set, the proxy
+therefore changes the requests. A request without a tool result is forced to call this tool. A request with a tool
+result may not use tools, and its response is restricted to one word. The agent then always makes the same sequence of
+requests.
 """
 
 import http.client
@@ -25,7 +26,7 @@ _UNSENT = ("host", "connection", "content-length", "transfer-encoding", "accept-
 
 @dataclass
 class Exchange:
-    """A generation request: its path, the agent's JSON body, and the answer."""
+    """A recorded generation request: its path, the body that the agent sent, and the response."""
 
     path: str
     body: dict[str, Any]
@@ -34,7 +35,7 @@ class Exchange:
 
     @property
     def has_result(self) -> bool:
-        """Whether the request contains a tool result."""
+        """True if the request contains a tool result."""
         messages = self.body.get("messages") or self.body.get("input") or []
         return any(_is_result(message) for message in messages if isinstance(message, dict))
 
@@ -46,8 +47,8 @@ class Proxy:
     Attributes:
         target: base URL of the gateway.
         tool: name of the tool to force, or None.
-        max_tokens: limit of answer tokens.
-        exchanges: generation requests in order.
+        max_tokens: maximum number of tokens of each response.
+        exchanges: recorded generation requests, oldest first.
         url: base URL of the proxy.
     """
 
@@ -73,7 +74,7 @@ class Proxy:
         self._server.server_close()
 
     def changed(self, path: str, exchange: Exchange) -> dict[str, Any]:
-        """Return the changed body for the gateway."""
+        """Return the request body to send to the gateway."""
         body = dict(exchange.body)
         for name in _LENGTH:
             if body.get(name):
@@ -152,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _end(path: str, body: dict[str, Any]) -> None:
-    """Change a request so that its answer is one word."""
+    """Change a request so that its response is one word and has no tool calls."""
     body["tool_choice"] = {"type": "none"} if path == "/v1/messages" else "none"
     form: dict[str, Any] = {"type": "json_schema", "schema": _ONE_WORD}
     if path == "/v1/messages":

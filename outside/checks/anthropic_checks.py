@@ -1,4 +1,4 @@
-"""Anthropic's library for Python, as its README uses it."""
+"""Checks of Anthropic's Python library, used as its README describes."""
 
 import anthropic
 from anthropic import Anthropic, beta_tool

@@ -1,4 +1,4 @@
-"""The runner of checks. A check is a function that raises on failure; its outcome is written as a JSON line."""
+"""Runs checks. A check is a function that raises on failure. Its outcome is written as a JSON line."""
 
 import asyncio
 import inspect
@@ -22,17 +22,17 @@ _checks: list[Callable[[], Any]] = []
 
 
 class Skipped(Exception):
-    """A check cannot run here; the message contains the reason."""
+    """Raised by a check that cannot run here. The message is the reason."""
 
 
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Register a check; its name is the function's name with spaces."""
+    """Register a function as a check. The name of the check is the function's name with spaces for underscores."""
     _checks.append(function)
     return function
 
 
 def run() -> None:
-    """Run all checks in the order of their registration."""
+    """Run all registered checks in the order of their registration."""
     signal.signal(signal.SIGALRM, _too_long)
     for function in _checks:
         begun = time.monotonic()
@@ -60,10 +60,10 @@ def report(name: str, outcome: str, reason: str = "", seconds: float = 0.0) -> N
 
 
 def expect(error: type[Exception], function: Callable[[], Any]) -> Any:
-    """Return the exception of class `error` that `function` raises.
+    """Call `function` and return the exception of class `error` that it raises.
 
     Raises:
-        AssertionError: `function` raises nothing.
+        AssertionError: `function` returns without an exception.
     """
     try:
         value = function()

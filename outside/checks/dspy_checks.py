@@ -1,4 +1,4 @@
-"""DSPy: predictions by its adapters, which ask for fields in marked text or in JSON."""
+"""Checks of DSPy: predictions with its two adapters, which request fields as marked text or as JSON."""
 
 import dspy
 from checking import MODEL, URL, check, run

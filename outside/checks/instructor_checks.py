@@ -1,4 +1,4 @@
-"""instructor: structured answers, by a schema and by a tool."""
+"""Checks of instructor: structured responses, requested by a JSON Schema and by a tool."""
 
 import instructor
 from checking import MODEL, check, run

@@ -1,4 +1,4 @@
-"""LangChain's ChatAnthropic."""
+"""Checks of LangChain's ChatAnthropic."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI, on chat completions and on the Responses API."""
+"""Checks of LangChain's ChatOpenAI, with chat completions and with the Responses API."""
 
 import openai
 from checking import MODEL, check, expect, run

@@ -1,4 +1,4 @@
-"""litellm as a client, by its routes to OpenAI, to vLLM and to Anthropic."""
+"""Checks of litellm as a client, with its providers for OpenAI, vLLM and Anthropic."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""LlamaIndex's client for servers with OpenAI's API."""
+"""Checks of LlamaIndex's client for servers with OpenAI's API."""
 
 from checking import MODEL, URL, check, run
 from llama_index.core.llms import ChatMessage

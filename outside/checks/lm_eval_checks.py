@@ -1,4 +1,4 @@
-"""Checks of lm-eval: its own task on /v1/completions (log-likelihoods and text) and on /v1/chat/completions."""
+"""Checks of lm-eval: a local task with /v1/completions (log-likelihoods and text) and with /v1/chat/completions."""
 
 import json
 import os
@@ -40,7 +40,7 @@ for task in (CHOICES, ANSWERS):
 
 
 def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
-    """Return the scores of a task, with the model name and concurrency of lm-eval's command line."""
+    """Run a task with lm-eval and return its scores."""
     settings = {"model": MODEL, "base_url": f"{URL}{path}", "max_retries": 1, "eos_string": "<|im_end|>", **arguments}
     response = lm_eval.simple_evaluate(
         model=kind,

@@ -1,4 +1,4 @@
-"""Checks of load generators by their command lines: each must exit with 0 and report no failed request."""
+"""Checks of load generators. Each command must exit with status 0 and report no failed request."""
 
 import os
 import re
@@ -11,7 +11,7 @@ FOLDER = Path(os.environ["HOME"])
 
 
 def main() -> None:
-    """Run each command and report it as one check."""
+    """Run the command line of each load generator and report it as one check."""
     values = {"url": URL, "model": MODEL, "tokenizer": os.environ["OUTSIDE_TOKENIZER"], "folder": str(FOLDER)}
     for name, command in SETTINGS["commands"].items():
         words = [word.format_map(values) for word in command]

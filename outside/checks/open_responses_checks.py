@@ -1,4 +1,4 @@
-"""Open Responses' compliance cases, as tests/open_responses.py has them, with a real model."""
+"""The compliance tests of Open Responses (tests/open_responses.py), with a real model."""
 
 import json
 import sys

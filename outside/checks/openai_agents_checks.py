@@ -1,4 +1,4 @@
-"""Checks of openai-agents: its loop with a forced tool, on the Responses API and on chat completions."""
+"""Checks of openai-agents: an agent with a forced tool, with the Responses API and with chat completions."""
 
 import openai
 from agents import (

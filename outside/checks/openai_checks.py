@@ -1,4 +1,4 @@
-"""OpenAI's library for Python, as its README uses it."""
+"""Checks of OpenAI's Python library, used as its README describes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""pydantic-ai: agents on chat completions, the Responses API and Messages."""
+"""Checks of pydantic-ai: agents with chat completions, with the Responses API and with Messages."""
 
 from checking import MODEL, URL, check, expect, run
 from pydantic import BaseModel
@@ -23,7 +23,7 @@ class City(BaseModel):
 
 
 def _forced(model: object) -> None:
-    """Check structured output, which pydantic-ai requests by a tool and `tool_choice: required`."""
+    """Check structured output, which pydantic-ai requests with a tool and `tool_choice: required`."""
     response = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
     assert isinstance(response.output, City)
 

@@ -1,4 +1,4 @@
-"""smolagents: its model and its loop over tools."""
+"""Checks of smolagents: its model class, and its agent loop with tools."""
 
 from checking import MODEL, URL, check, run
 from smolagents import ChatMessage, OpenAIServerModel, ToolCallingAgent, tool

@@ -22,7 +22,6 @@ from cortex.budget_attack import random_attack
 
 
 def main() -> None:
-    """Run the attack once per seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--requests", type=int, default=2000)

@@ -1,18 +1,21 @@
-"""Open more connections than file descriptors: each is served or gets a clean 503, and service recovers at once.
+"""Open more connections than a server has file descriptors, and check that the server stays usable.
 
     python perf/attack/connections.py [--connections 1200] [--idle 1100] [--model helexa/small]
 
-The script tests the gateway and a node, each with limits on open files (soft, hard) of 1,024 / 1,024 and 1,024 /
-16,384:
+Each connection must be served or receive a complete 503 response. After the attack, requests must succeed at once. The
+gateway and a node are tested, each with two limits on open files (soft / hard): 1,024 / 1,024 and 1,024 / 16,384. There
+are two attacks:
 
-    burst   `--connections` connections with one request each, all at the same time. The gateway's node answers after a
-            second, so that all requests are in progress together; the node gets requests for its list of models.
-    idle    `--idle` connections that send nothing, then a request for a short answer on a new connection. On the node,
-            the model is loaded while the connections are open.
+    burst   `--connections` connections send one request each, all at the same time. For the gateway, a mock node
+        responds
+            after a second, so that all requests are in progress together. A node gets requests for its list of models.
+    idle    `--idle` connections are opened and send nothing. Then a request is sent on a new connection. On the node,
+        the
+            model is loaded while the idle connections are open.
 
-Each JSON line has the answers by status, the connections that broke without an answer, and a recovery time. The
-recovery time runs from the last answer of the burst, or from the request after the idle connections, to an answer with
-status 200.
+Each JSON line has the number of responses by status, and a recovery time. `broken` counts connections that failed
+without a complete response. The recovery time of a burst is the time from its last response to a response with status
+200. For idle connections, it is the time of the request.
 """
 
 import argparse
@@ -54,20 +57,23 @@ ANSWER = json.dumps(
 
 
 def request(path: str, body: object = None) -> bytes:
-    """Return the bytes of a request; without a body, the request is a GET."""
+    """Return an HTTP request as bytes: a GET if `body` is None, else a POST with `body` as JSON."""
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def chat(model: str) -> bytes:
-    """Return a request for a short answer."""
+    """Return a chat request for two tokens, as bytes."""
     messages = [{"role": "user", "content": "hi"}]
     return request("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 2})
 
 
 async def status_of(port: int, content: bytes) -> int | str:
-    """Return the status of a request on its own connection, or `broken` if the answer is incomplete."""
+    """Send a request on a new connection.
+
+    Return the status of the response, or `broken` if it is missing or incomplete.
+    """
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -85,7 +91,7 @@ async def status_of(port: int, content: bytes) -> int | str:
 
 
 async def seconds_to_success(port: int, content: bytes) -> float:
-    """Return the seconds until a request is answered with status 200."""
+    """Repeat a request until its response has status 200. Return how long that took, in seconds."""
     began = time.perf_counter()
     while await status_of(port, content) != 200:
         if time.perf_counter() - began > ANSWER_SECONDS:
@@ -95,7 +101,14 @@ async def seconds_to_success(port: int, content: bytes) -> float:
 
 
 async def burst(name: str, port: int, content: bytes, connections: int) -> None:
-    """Send the request on many connections at the same time."""
+    """Send a request on many connections at the same time, then measure the recovery time and print the results.
+
+    Args:
+        name: name of the server in the output.
+        port: port of the server.
+        content: the request.
+        connections: number of connections.
+    """
     statuses = Counter(await asyncio.gather(*(status_of(port, content) for _ in range(connections))))
     seconds = await seconds_to_success(port, content)
     print_line(
@@ -108,7 +121,7 @@ async def burst(name: str, port: int, content: bytes, connections: int) -> None:
 
 @asynccontextmanager
 async def idle_connections(port: int, count: int) -> AsyncIterator[None]:
-    """Hold connections that send nothing."""
+    """Keep `count` connections open during the `with` block without sending data."""
     async with AsyncExitStack() as stack:
         for _ in range(count):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -117,7 +130,7 @@ async def idle_connections(port: int, count: int) -> AsyncIterator[None]:
 
 
 async def slow_node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer as a node with the model `m`, a chat after a second."""
+    """Handle a connection as a mock node, which has the model `m` and responds to a chat request after one second."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -138,12 +151,12 @@ async def slow_node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 def limit(process: psutil.Process, limits: tuple[int, int]) -> None:
-    """Set the limits on open files before the server raises them."""
+    """Set the soft and hard limit on open files of a server that has just started."""
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
 
 
 async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
-    """Attack a gateway."""
+    """Attack a gateway with these limits on open files (soft, hard)."""
     name, port = f"gateway {limits[0]}/{limits[1]}", free_port()
     node = await asyncio.start_server(slow_node, "127.0.0.1", 0, backlog=4096)
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +174,7 @@ async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> Non
 
 
 async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
-    """Attack a node."""
+    """Attack a node with these limits on open files (soft, hard)."""
     name, port = f"node {limits[0]}/{limits[1]}", free_port()
     with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port)) as process:
         limit(process, limits)
@@ -175,7 +188,7 @@ async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """Run all attacks."""
+    """Attack the gateway and the node with all limits."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for limits in LIMITS:
@@ -185,7 +198,6 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the attacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=1200)
     parser.add_argument("--idle", type=int, default=1100)

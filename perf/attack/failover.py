@@ -44,7 +44,11 @@ async def status(session: aiohttp.ClientSession, url: str, method: str = "GET", 
 
 
 async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: float) -> float:
-    """Return the seconds until a gateway is ready and answers a request with a key."""
+    """Wait until a gateway reports that it is ready and completes a request.
+
+    Returns:
+        Seconds since the monotonic time `began`.
+    """
     async with asyncio.timeout(60):
         while True:
             ready = await status(session, f"{gateway.url}/health/ready") == 200
@@ -58,7 +62,7 @@ async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: floa
 
 
 async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_secs: float) -> Counter[str]:
-    """Count the health statuses of all gateways for `down_secs` seconds."""
+    """Poll the health endpoints of all gateways for `down_secs` seconds. Return the number of responses by status."""
     statuses = Counter[str]()
     end = time.monotonic() + down_secs
     while time.monotonic() < end:
@@ -72,7 +76,7 @@ async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_s
 async def failures(
     primary: Postgres, standby: Postgres, gateways: list[Gateway], down_secs: float
 ) -> list[dict[str, Any]]:
-    """Cause both outages and describe them."""
+    """Cause both outages (failover, read-only database), print a line for each, and return these lines."""
     results: list[dict[str, Any]] = []
     async with aiohttp.ClientSession() as session:
         for name in ("failover", "read-only"):
@@ -95,7 +99,11 @@ async def failures(
 
 
 async def check(url: str, load: Load, counting: Counting) -> dict[str, Any]:
-    """Compare the ledger with the answers that the clients received."""
+    """Compare the charges in the database with the complete responses that clients received.
+
+    Returns:
+        The fields of the last output line.
+    """
     database = await open_database(url)
     entries = await database.fetch("SELECT request_id, state, charged, estimated FROM entries")
     booked = await spent(database)

@@ -1,17 +1,18 @@
-"""Force calls of random tools through every API: each answer must be a valid call or end at the length limit.
+"""Force calls of random tools through every API, and check that the calls are valid.
 
     python perf/attack/forced_calls.py MODEL[=FORMAT] ... [--tools 500] [--seed 0] [--streams 4] [--every-api]
 
-MODEL is a model's file or folder, or a folder with only a tokenizer, which gets random weights. FORMAT is the tool-call
-format (`hermes`, `llama3_json`, `mistral`, ...); the default is the model's own format. A GGUF file whose chat template
-does not support tools first needs another template: `gguf-new-metadata IN OUT --chat-template TEXT`.
+MODEL is a model's file or folder. If it is a folder with only a tokenizer, the script creates a model with random
+weights. FORMAT is the tool-call format (`hermes`, `llama3_json`, `mistral`, ...). The default is the model's own
+format. If the chat template of a GGUF file does not support tools, add another template first: `gguf-new-metadata IN
+OUT --chat-template TEXT`.
 
-One node loads the models in turn, behind one gateway. Chat completions and Responses go to the node, Messages to the
-gateway, each with and without streaming. Each tool uses one of these six routes in turn, or all routes with
-`--every-api`. Draft tokens are enabled, as by default.
+One node loads the models one after the other, behind one gateway. Requests of chat completions and Responses go to the
+node, requests of Messages to the gateway, each with and without streaming. These are six routes. Each random tool is
+tested on one route, or on all routes with `--every-api`. Speculation is enabled, as by default.
 
-One JSON line per model and route counts the valid, cut and wrong answers. One line per wrong answer gives the reason.
-The exit status is 1 if there is a wrong answer.
+A response must be a valid call, or end at the length limit (cut). One JSON line per model and route counts valid, cut
+and wrong responses. One line per wrong response gives the reason. The exit status is 1 if a response is wrong.
 """
 
 import argparse
@@ -42,9 +43,10 @@ PROMPT = "Use a tool."
 
 @dataclass(frozen=True)
 class Stack:
-    """A node and the gateway in front of the node.
+    """A running node, and a gateway that routes requests to it.
 
     Attributes:
+        session: HTTP session for requests.
         node, gateway: base URLs.
     """
 
@@ -53,7 +55,7 @@ class Stack:
     gateway: str
 
     async def load(self, model: str, path: Path, tool_format: str) -> None:
-        """Load a model on the node, and wait until the gateway knows it."""
+        """Load a model on the node, and wait until the gateway lists it as loaded."""
         body = {"model_id": model, "source": f"file:{path}"}
         body |= {"tool_parser": tool_format} if tool_format else {}
         async with self.session.post(f"{self.node}/models/load", json=body) as response:
@@ -68,12 +70,19 @@ class Stack:
                 await asyncio.sleep(0.1)
 
     async def unload(self, model: str) -> None:
-        """Unload a model."""
         async with self.session.post(f"{self.node}/models/unload", json={"model_id": model}) as response:
             response.raise_for_status()
 
     async def ask(self, model: str, task: Task, api: str, stream: bool, max_tokens: int) -> CallResult:
-        """Return the answer to a task through one of the APIs."""
+        """Send a task to the model through one API and return the tool calls of the response.
+
+        Args:
+            model: id of the model.
+            task: the tools to offer.
+            api: `chat`, `responses` or `messages`.
+            stream: True to request a streamed response.
+            max_tokens: maximum number of tokens of the response.
+        """
         base = self.gateway if api == "messages" else self.node
         path, body = request_of(task, api, max_tokens)
         body |= {"model": model, "stream": stream, "temperature": 1.0}
@@ -89,7 +98,7 @@ class Stack:
 
 @asynccontextmanager
 async def stack() -> AsyncIterator[Stack]:
-    """Start a node without models and a gateway."""
+    """Run a node without models and a gateway during the `with` block."""
     ports = free_port(), free_port()
     node, gateway = (f"http://127.0.0.1:{port}" for port in ports)
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +117,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of a request."""
+    """Return the URL path and the body of the request for a task in the format of `api`."""
     messages = [{"role": "user", "content": PROMPT}]
     if api == "messages":
         offered = [{"name": name, "input_schema": schema} for name, schema in task.tools.items()]
@@ -141,7 +150,7 @@ def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, An
 
 
 def complete_result(api: str, response: dict[str, Any]) -> CallResult:
-    """Read a reply that is not streamed."""
+    """Return the tool calls of a response that was not streamed."""
     if api == "chat":
         (choice,) = response["choices"]
         functions = [call["function"] for call in choice["message"].get("tool_calls") or []]
@@ -156,7 +165,7 @@ def complete_result(api: str, response: dict[str, Any]) -> CallResult:
 
 
 def streamed_result(api: str, events: Sequence[dict[str, Any]]) -> CallResult:
-    """Read the events of a stream."""
+    """Return the tool calls of a streamed response."""
     names: dict[int, str] = {}
     pieces: dict[int, list[str]] = {}
     reason = ""
@@ -201,10 +210,10 @@ def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -
 async def attack(
     stack: Stack, model: str, tasks: Sequence[Task], *, every_api: bool, streams: int, max_tokens: int
 ) -> Counter[str]:
-    """Send every task; print a line per route and per wrong answer.
+    """Send every task. Print a line for each wrong response, and at the end a line for each route.
 
     Returns:
-        The numbers of valid, cut and wrong answers.
+        Numbers of valid, cut and wrong responses.
     """
     counts: dict[tuple[str, bool], Counter[str]] = {route: Counter() for route in ROUTES}
     turn = asyncio.Semaphore(streams)
@@ -227,7 +236,7 @@ async def attack(
 
 
 def model_at(path: Path, folder: Path) -> Path:
-    """Return the path of a model; a folder with only a tokenizer gets random weights in `folder`."""
+    """Return the path of a model. For a folder with only a tokenizer, write a model with random weights to `folder`."""
     if path.is_dir() and not (path / "config.json").exists():
         return write_random_model(path, folder)
     return path.absolute()

@@ -41,7 +41,7 @@ _CHAT = {"id": "c1", "object": "chat.completion", "created": 1, "model": MODEL, 
 
 
 class Node(BaseHTTPRequestHandler):
-    """A node with one model that answers every request at once."""
+    """A mock node with one model. It answers every request immediately."""
 
     protocol_version = "HTTP/1.1"
 
@@ -73,7 +73,7 @@ def serve_node(port: Connection) -> None:
 
 
 def bodies(size: int, routes: Iterable[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Yield a name, a route and a body of about `size` bytes."""
+    """Yield the name, the URL path and the content of each request body. Each body has about `size` bytes."""
 
     def fill(field: str, value: bytes, largest: int | None = None) -> bytes:
         count = max(size // (len(value) + 1), 1)
@@ -104,7 +104,7 @@ def send(port: int, path: str, body: bytes, statuses: Connection) -> None:
 
 
 def sample(port: int, ended: threading.Event, longest: list[float]) -> None:
-    """Request `/health` every 20 ms on one connection; store the longest response time in `longest`."""
+    """Request `/health` every 20 ms until `ended` is set, and append each response time in seconds to `longest`."""
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     while not ended.is_set():
         began = time.perf_counter()
@@ -134,7 +134,7 @@ def measure(port: int, path: str, body: bytes, at_once: int) -> tuple[list[objec
 
 @contextmanager
 def processes(count: int, target: Callable[[Connection], None]) -> Iterator[list[int]]:
-    """Run processes that send their port."""
+    """Run `target` in `count` processes during the `with` block. Each sends its port. Yield these ports."""
     context = multiprocessing.get_context("spawn")
     running, ports = [], []
     try:
@@ -152,7 +152,7 @@ def processes(count: int, target: Callable[[Connection], None]) -> Iterator[list
 
 @contextmanager
 def gateway(folder: Path, nodes: list[int]) -> Iterator[int]:
-    """Run a gateway in front of nodes and yield its port."""
+    """Run a gateway in front of the nodes at these ports during the `with` block, and yield the gateway's port."""
     (folder / "models.toml").write_text(f'[aliases]\n{ALIAS} = "{MODEL}"\n')
     neurons = "".join(f'[[neurons]]\nname = "n{port}"\nendpoint = "http://127.0.0.1:{port}"\n' for port in nodes)
     (folder / "cortex.toml").write_text(

@@ -28,7 +28,7 @@ ANSWER_TOKENS = 4
 
 
 class Throttle:
-    """Context manager that lets a process run for `share` of the time."""
+    """Stops and continues a process repeatedly during the `with` block, so that it runs for `share` of the time."""
 
     def __init__(self, pid: int, share: float) -> None:
         self._pid, self._share = pid, share
@@ -53,14 +53,14 @@ class Throttle:
 
 
 async def completion_of(client: EngineClient, prompt: list[int]) -> tuple[list[int], str | None]:
-    """Return the tokens of the answer, and the error that ended it, if any."""
+    """Generate a few tokens after `prompt`. Return the tokens, and the error that ended the generation, or None."""
     sampling = SamplingParams(temperature=0)
     outputs = [output async for output in client.generate(prompt, max_tokens=ANSWER_TOKENS, sampling=sampling)]
     return [token for output in outputs for token in output.tokens], outputs[-1].error
 
 
 async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
-    """Return the longest time between two reports of steps until `ended`."""
+    """Wait until `ended` is set. Return the longest time in seconds in which the engine reported no finished step."""
     longest, reports, since = 0.0, client.reports, time.monotonic()
     while not ended.is_set():
         await asyncio.sleep(0.02)
@@ -72,7 +72,7 @@ async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
 
 
 async def measure(model: Path, share: float, tokens: int, limit: float) -> bool:
-    """Print the figures of one model; return whether the figures meet the requirements."""
+    """Run the test on one model and print the results. Return whether all requirements are met."""
     died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     options = EngineOptions(threads=1, kv_cache_mb=256, prefix_reuse="off")
     client = await EngineClient.start(model, options, step_seconds=limit, on_exit=died.set_result)

@@ -111,14 +111,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Report:
-    """Prints result lines and collects failures."""
+    """Prints the result line of each check and remembers failures."""
 
     def __init__(self) -> None:
         self._checks, self._ties = 0, 0
         self._failed: list[str] = []
 
     def line(self, model: str, check: str, passed: bool, **figures: Any) -> None:
-        """Print the result of a check."""
+        """Print the result line of a check, and remember the check if it failed."""
         self._checks += 1
         self._ties += figures.get("near_ties", 0)
         if not passed:
@@ -127,11 +127,11 @@ class Report:
         print(json.dumps({"model": model, "check": check, "held": passed, **shown}), flush=True)
 
     def failing(self, model: str, check: str, **figures: Any) -> "_Failing":
-        """Return a context manager that reports an exception as a failure of this check and continues."""
+        """Return a context manager that reports an exception in its block as a failed check and suppresses it."""
         return _Failing(self, model, check, figures)
 
     def verdict(self) -> None:
-        """Print the last line; exit with status 1 if a check failed."""
+        """Print the last line. Exit with status 1 if a check failed."""
         verdict = "failed" if self._failed else "held"
         line = {"verdict": verdict, "checks": self._checks, "near_ties": self._ties, "failed": self._failed}
         print(json.dumps(line), flush=True)
@@ -159,13 +159,13 @@ class _Failing:
 
 @dataclass(frozen=True)
 class LogitErrors:
-    """Errors of logits, in spreads.
+    """Differences between the logits of an engine and of the reference.
 
     Attributes:
-        largest: largest error.
-        typical: root-mean-square error.
-        argmax: share of rows with the same largest logit.
-        spread: average spread of the reference's rows.
+        largest: largest absolute error, in standard deviations of the reference's logits at the same position.
+        typical: root-mean-square error in the same unit.
+        argmax: share of positions at which both have the same best token.
+        spread: average standard deviation of the reference's logits.
     """
 
     largest: float
@@ -175,7 +175,7 @@ class LogitErrors:
 
     @classmethod
     def between(cls, actual: Iterable[Tensor], reference: Iterable[Tensor]) -> "LogitErrors":
-        """Return the errors of logits; each item of `actual` and `reference` is [T, V]."""
+        """Return the errors of `actual`. Each item has the logits [tokens, vocabulary] of one sequence."""
         rows, expected = torch.cat(list(actual)).double(), torch.cat(list(reference)).double()
         spreads = expected.std(-1, keepdim=True)
         errors = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
@@ -184,7 +184,7 @@ class LogitErrors:
 
 
 class Agreement:
-    """The checks of one model: its reference, and the engine with and without captured graphs."""
+    """The checks of one model, which compare the engine (with and without captured graphs) with the reference."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, report: Report) -> None:
         self._name, self._report = name, report
@@ -210,7 +210,7 @@ class Agreement:
         self._off = LogitErrors(0.0, 0.0, 1.0, 1.0)
 
     def check(self) -> None:
-        """Run all checks."""
+        """Run all checks of the model and print their results."""
         self._logits()
         greedy = [Request(prompt, self._tokens) for prompt in self._prompts]
         self._check_tokens(greedy, "greedy", self._schedulings())
@@ -246,7 +246,7 @@ class Agreement:
         return schedulings | {"recorded, alone": Scheduling(captured=True, batched=False)} | captured | overlapping
 
     def _logits(self) -> None:
-        """Compute bounds from plain torch, then check the engine's logits."""
+        """Compute permitted errors from plain torch on the same device, then check the engine's logits."""
         one_at_a_time = Scheduling(batched=False)
 
         def errors(runner: Runner, scheduling: Scheduling) -> LogitErrors:
@@ -283,7 +283,7 @@ class Agreement:
         schedulings: dict[str, Scheduling],
         others: Sequence[Request] = (),
     ) -> None:
-        """Check requests alone, then in all scheduling variants together with the requests of `others`."""
+        """Check requests that run alone, then all scheduling variants. `others` run in the same batches, unchecked."""
         baseline = answers(self._runners[False], requests, Scheduling(batched=False)).tokens
         reference = [
             self._reference_tokens(request, tokens) for request, tokens in zip(requests, baseline, strict=True)
@@ -310,11 +310,7 @@ class Agreement:
     def _report_tokens(
         self, requests: list[Request], reference: list[list[int]], results: Results, scheduling: Scheduling, name: str
     ) -> None:
-        """Print the result of some requests.
-
-        Args:
-            wanted: the expected answers.
-        """
+        """Print whether the generated tokens equal the tokens `reference`, and how large the differences are."""
         gaps: list[float] = []
         figures: dict[str, Any] = {}
         bound = self._bound(requests[0])
@@ -348,7 +344,7 @@ class Agreement:
         self._report.line(self._name, "tokens", passed, variant=name, **counts, **figures, **results.counts)
 
     def _reference_tokens(self, request: Request, tokens: list[int]) -> list[int]:
-        """Return the reference's token at each position, after the given tokens before the position."""
+        """Return the token that the reference selects at each position, if all earlier tokens are those of `tokens`."""
         rows = self._wanted(request.prompt, tokens)
         if request.sampling.temperature == 0:
             return rows.argmax(-1).tolist()
@@ -359,7 +355,7 @@ class Agreement:
         return [self._gap(request, n, row, token) for n, (row, token) in enumerate(zip(rows, tokens, strict=True))]
 
     def _gap(self, request: Request, place: int, row: Tensor, token: int) -> float:
-        """Return the error of a token for the reference's logits `row` [V]; 0 for the correct token."""
+        """Return how far `token` is from the reference's token at position `place` of the response."""
         if request.sampling.temperature == 0:
             return float((row.max() - row[token]) / row.std())
         ends = _shares(row)
@@ -381,7 +377,7 @@ class Agreement:
 
 
 def quantized(device: torch.device, report: Report) -> None:
-    """Compare quantization on the device with quantization on the CPU."""
+    """Check that quantization on the device produces the same codes as quantization on the CPU."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
     for name, form in FORMS.items():
         on_device, on_cpu = quantize(weight.to(device), form), quantize(weight, form)
@@ -393,7 +389,7 @@ def quantized(device: torch.device, report: Report) -> None:
 
 
 def _shares(row: Tensor) -> Tensor:
-    """Return the cumulative probability up to and including each token [V]."""
+    """Return the cumulative probabilities of all tokens, each including the token itself, with shape [V]."""
     return (row.double() / TEMPERATURE).softmax(-1).cumsum(-1)
 
 

@@ -59,7 +59,15 @@ def main() -> None:
 
 
 def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) -> "Batch":
-    """Return a batch of `count` equal sequences with KV pages in random order."""
+    """Return a batch of equal sequences whose KV pages are in random order.
+
+    Args:
+        count: number of sequences.
+        prefix: tokens of each sequence that are already in the KV cache.
+        rows: new tokens of each sequence.
+        pages: number of KV pages of each sequence.
+        device: device of the batch.
+    """
     numbers = torch.randperm(count * pages).view(count, pages).tolist()
     return timing.batch([prefix] * count, rows, numbers, device)
 

@@ -1,21 +1,23 @@
-"""Measure the engine on a GPU against its target figures, with random weights of real shapes.
+"""Measure the engine on a GPU against target figures, with random weights of real model shapes.
 
     python perf/gpu/engine.py all
     python perf/gpu/engine.py stream gaps
     python perf/gpu/engine.py all --device cpu --tiny
 
-- `stream`: tokens/s of one stream from 1k of context on, the ceiling (bytes per step at the copy bandwidth measured
-  before), and the threshold. Models in turn: 8B bf16, 8B in 4 bits, 27B hybrid and 30B-A3B in 4 bits.
-- `streams`: 512 concurrent streams of 8B bf16, 128 prompt tokens, 128 and 1024 output tokens.
-- `prefill`: a prompt of 8k tokens, relative to the matmul rate measured before.
-- `gaps`: 16 streams and a prompt of 8k tokens every two seconds: the time between tokens, p99 / median.
+- `stream`: decode rate of one stream from 1k tokens of context on, for 8B bf16, 8B in 4 bits, 27B hybrid and 30B-A3B in
+  4 bits. `ceiling_tok_s` is the rate at which memory bandwidth would be the only limit: the measured copy bandwidth
+  divided by the bytes that a step reads.
+- `streams`: total rate of 512 concurrent streams of 8B bf16, with 128 prompt tokens and 128 or 1024 output tokens.
+- `prefill`: prefill rate of a prompt of 8k tokens, relative to the measured matmul rate.
+- `gaps`: p99 / median of the time between tokens of 16 streams, while a prompt of 8k tokens arrives every two seconds.
 - `host`: share of a step of 64 streams in which the host did not wait for the device.
-- `load`: load time of an 8B checkpoint from safetensors, and the read rate of the same files; `--folder` selects the
-  folder.
-- `first`: time from the start of a process to its first token, with the checkpoint of `load`; the second of two starts
-  counts.
+- `load`: load time of an 8B checkpoint from safetensors, relative to the read rate of the same files. `--folder`
+  selects the folder of the checkpoint.
+- `first`: time from the start of a process to its first token, with the checkpoint of `load`. The second of two starts
+  is reported.
 
-Every line is JSON. Steps use the scheduler and the sampler, as in an engine process, without HTTP.
+Every line is JSON and has the target figure (`bar_...`). Steps include scheduler and sampler, as in an engine process,
+but no HTTP.
 """
 
 import argparse
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 class Bench:
-    """One device and its measured limits."""
+    """The measurements of one device. Each public method is a command of the script."""
 
     def __init__(self, device: str, tiny: bool, folder: Path) -> None:
         import torch
@@ -76,7 +78,7 @@ class Bench:
         )
 
     def stream(self) -> None:
-        """Measure one stream of each model."""
+        """Measure the decode rate of one stream for each model."""
         copies = self._copies()
         for model, quant, bar in (("8B", "", 250), ("8B", "q4k", 600), ("27B", "q4k", 200), ("30B-A3B", "q4k", 500)):
             with where_it_fits("stream", model, quant):
@@ -92,7 +94,7 @@ class Bench:
         report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
 
     def streams(self) -> None:
-        """Measure many concurrent streams until all end."""
+        """Measure the total rate of many concurrent streams until all have ended."""
         for length, bar in ((128, 15_000), (1024, 16_000)):
             count, prompt, length = (2, 4, 3) if self._tiny else (512, 128, length)
             engine = self._engine("8B", "", max_sequences=count, max_waiting=count, max_prefill_beside_decode=2048)
@@ -103,7 +105,7 @@ class Bench:
             report("streams", "8B", "", streams=count, out=length, tok_s=count * length / seconds, bar_tok_s=bar)
 
     def prefill(self) -> None:
-        """Measure a long prompt."""
+        """Measure the prefill rate of a long prompt."""
         length = 32 if self._tiny else 8192
         products = self._products()
         engine = self._engine("8B", "", max_step_tokens=length)
@@ -121,7 +123,7 @@ class Bench:
         report("prefill", "8B", "", tokens=length, tok_s=rate, tflop_s=rate * work / 1e12, share=share, bar_share=0.55)
 
     def gaps(self) -> None:
-        """Measure streams during the prefill of arriving prompts."""
+        """Measure the times between tokens of decoding streams while long prompts arrive."""
         streams, prompt, every, seconds = (2, 24, 0.5, 2.0) if self._tiny else (16, 8192, 2.0, 60.0)
         as_in_nodes = {"max_step_tokens": 2048, "max_prefill_beside_decode": 2048}
         engine = self._engine("8B", "", max_sequences=2 * streams, context_length=32768, **as_in_nodes)
@@ -145,7 +147,7 @@ class Bench:
         report("gaps", "8B", "", prompts=arrived, **figures)
 
     def host(self) -> None:
-        """Measure the host's share of a step."""
+        """Measure the share of a step's time in which the host computes and does not wait for the device."""
         from helexa.neuron.engine.step.readback import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
@@ -171,7 +173,7 @@ class Bench:
         report("host", "8B", "", **figures, share=busy / seconds, bar_share=0.2)
 
     def load(self) -> None:
-        """Measure loading files that are not in the page cache."""
+        """Measure the load time of a checkpoint that is not in the page cache."""
         from helexa.neuron.engine.ipc.messages import EngineOptions
         from helexa.neuron.engine.loading.load import load
 
@@ -193,7 +195,7 @@ class Bench:
         report("load", "8B", "", gb_s=rate / 1e9, disk_gb_s=disk / 1e9, share=rate / disk, bar_share=0.6)
 
     def first(self) -> None:
-        """Measure the time from process start to the first token."""
+        """Measure the time from the start of a process to its first token."""
         self._write()
         self._free()
         command = [sys.executable, __file__, "one-token", "--device", self._name, "--folder", str(self._folder)]
@@ -206,7 +208,7 @@ class Bench:
         report("first", "8B", "", seconds=seconds, bar_seconds=8)
 
     def one_token(self) -> None:
-        """Run in the process that `first` starts."""
+        """Generate one token. The command `first` runs this method in a new process."""
         Engine(self._folder, self._options(""), {}).decode(1, 8, 1)
 
     def _write(self) -> None:
@@ -231,7 +233,7 @@ class Bench:
         return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off")
 
     def _free(self) -> None:
-        """Release the memory of the previous model, which torch caches."""
+        """Release the memory of the previous model that torch keeps in its cache."""
         import gc
 
         import torch
@@ -245,10 +247,12 @@ class Bench:
 
 
 class Engine:
-    """A model and a scheduler, as in an engine process.
+    """A model with a scheduler, as in an engine process.
 
     Args:
-        folder: folder of a checkpoint; None makes a model of `config` in memory.
+        folder: folder of a checkpoint, or None for a model with random weights.
+        options: options of the engine.
+        config: model configuration for random weights.
     """
 
     def __init__(self, folder: Path | None, options: Any, config: dict[str, Any]) -> None:
@@ -283,7 +287,13 @@ class Engine:
         self._next = 0
 
     def add(self, count: int, prompt: int, tokens: int) -> range:
-        """Add greedy requests with different prompts; return their ids."""
+        """Add greedy requests with different prompts and return their ids.
+
+        Args:
+            count: number of requests.
+            prompt: number of prompt tokens of each request.
+            tokens: number of output tokens of each request.
+        """
         from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
         from helexa.neuron.engine.scheduling.sequence import Sequence
 
@@ -298,7 +308,7 @@ class Engine:
         return ids
 
     def step(self) -> list[Any]:
-        """Run one step; return its results."""
+        """Run one step and return its outputs. Exit if one is an error."""
         outputs = self._steps.advance()
         for output in outputs:
             if output.finish == "error":
@@ -306,19 +316,25 @@ class Engine:
         return outputs
 
     def run(self) -> None:
-        """Run steps until no work is left."""
+        """Run steps until all requests have ended."""
         while not self._steps.idle:
             self.step()
 
     def until_decoding(self, streams: int) -> None:
-        """Run steps until all of the first `streams` streams have some tokens."""
+        """Run steps until each of `streams` requests has at least three tokens."""
         brought = dict[int, int]()
         while len(brought) < streams or min(brought.values()) < 3:
             for output in self.step():
                 brought[output.id] = brought.get(output.id, 0) + len(output.tokens)
 
     def decode(self, streams: int, context: int, steps: int) -> float:
-        """Return the tokens per second of `streams` streams from `context` tokens on."""
+        """Return the decode rate in tokens per second, summed over all streams.
+
+        Args:
+            streams: number of streams.
+            context: number of prompt tokens of each stream.
+            steps: number of measured tokens of each stream.
+        """
         ids = self.add(streams, context, steps + 3)
         self.until_decoding(streams)
         begin, count = time.perf_counter(), 0
@@ -328,7 +344,7 @@ class Engine:
 
 
 def forget(files: list[Path]) -> None:
-    """Remove files from the page cache."""
+    """Remove files from the operating system's page cache."""
     for file in files:
         with file.open("rb") as data:
             os.fsync(data.fileno())
@@ -337,7 +353,7 @@ def forget(files: list[Path]) -> None:
 
 @contextmanager
 def where_it_fits(command: str, model: str = "8B", quant: str = "") -> Iterator[None]:
-    """Skip a model that does not fit in the device's memory, with a line that reports the skip."""
+    """Print a line and continue if a model in the `with` block does not fit in the device's memory."""
     from helexa.core.errors import DoesNotFitError
 
     try:
@@ -352,7 +368,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def report(command: str, model: str, quant: str, **figures: float) -> None:
-    """Print a result line."""
+    """Print the result line of a measurement."""
     shown = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
     print(json.dumps({"command": command, "model": model, "quant": quant or "16 bits", **shown}), flush=True)
 

@@ -81,7 +81,10 @@ def main() -> None:
 
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
-    """Return operators that together read at least `read` bytes."""
+    """Create operators until they together read at least `read` bytes, so that they do not fit in a cache.
+
+    Return them.
+    """
     operators = [make()]
     while ops.step_bytes < read:
         operators.append(make())

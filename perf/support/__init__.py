@@ -1,1 +1,1 @@
-"""Modules that the benchmark scripts share; none of them is run as a command."""
+"""Modules that the benchmark scripts share. None of them is a command."""

@@ -1,4 +1,4 @@
-"""Figures of several engines on the same rows: medians, spreads and ratios, as a snapshot and as a table."""
+"""Medians, spreads and ratios of several engines' measurements, as JSON and as a Markdown table."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,22 +11,21 @@ WIDE_SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Figures:
-    """One engine's figures on one row, in the order of the turns."""
+    """The measurements of one engine for one row, one value per turn."""
 
     values: list[float] = field(default_factory=list[float])
 
     @property
     def median(self) -> float:
-        """The median."""
         return median(self.values)
 
     @property
     def wide(self) -> bool:
-        """Whether the spread is too large for a reliable result."""
+        """True if the spread of the values is too large for a reliable result."""
         return max(self.values) - min(self.values) > WIDE_SPREAD * self.median
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
+        """Return the values and their statistics as a JSON object."""
         return {
             "median": round(self.median, 3),
             "min": min(self.values),
@@ -37,12 +36,13 @@ class Figures:
 
 
 class Comparison:
-    """Collects JSON lines (see `engine.py`) in any order.
+    """Collects the output lines of all engines (see `engine.py`).
 
     Attributes:
-        rows: row -> engine -> tokens per second, one value per turn.
-        ceilings: row -> helexa's limit by memory bandwidth, one value per turn; decode rows only.
-        shares: row -> helexa's rate divided by the turn's ceiling, one value per turn.
+        rows: rates in tokens per second, by row and engine, one value per turn.
+        ceilings: highest decode rate that memory bandwidth allows helexa, by row, one value per turn. Only decode rows
+            have it.
+        shares: helexa's rate divided by this highest rate, by row, one value per turn.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -53,7 +53,7 @@ class Comparison:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add one line."""
+        """Add the output line of an engine for one row."""
         row, rate = line["row"], line["tok_s"]
         self.rows.setdefault(row, {}).setdefault(line["engine"], Figures()).values.append(rate)
         if "ceiling_tok_s" in line:
@@ -63,18 +63,18 @@ class Comparison:
 
     @property
     def engines(self) -> list[str]:
-        """Return all engines, helexa first."""
+        """Names of all engines, helexa first."""
         return sorted({engine for row in self.rows.values() for engine in row}, key=lambda name: (name != OURS, name))
 
     def ratios(self, row: str) -> dict[str, float]:
-        """Return helexa's median divided by each peer's median on one row; empty if a figure is missing."""
+        """Return helexa's median divided by the median of each other engine for a row. Empty if helexa has no value."""
         figures = self.rows[row]
         if OURS not in figures:
             return {}
         return {engine: figures[OURS].median / figures[engine].median for engine in figures if engine != OURS}
 
     def snapshot(self) -> dict[str, Any]:
-        """Return row -> figures, ratios and ceiling, for JSON."""
+        """Return all measurements and ratios by row as a JSON object."""
         rows: dict[str, Any] = {}
         for row, figures in self.rows.items():
             rows[row] = {
@@ -89,9 +89,9 @@ class Comparison:
         return rows
 
     def table(self) -> str:
-        """Return a Markdown table: medians, ratios, and helexa's share of the ceiling.
+        """Return a Markdown table of medians and ratios, and of helexa's share of the memory bandwidth limit.
 
-        A star marks figures with a large spread.
+        A star marks medians of values with a large spread.
         """
         peers = [engine for engine in self.engines if engine != OURS]
         best = ["/ best peer"] if len(peers) > 1 else []

@@ -1,4 +1,4 @@
-"""Policies for the fleet simulation: the gateway's policy, and a policy with LRU eviction and FIFO loading."""
+"""Policies for the simulation of a fleet: the gateway's own policy, and a simple policy for comparison (LRU, FIFO)."""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from support.fleet_world import Queue, Request, World
 
 
 class HelexaPolicy:
-    """The gateway's own functions: affinity with a load limit, placement, eviction and load order."""
+    """The gateway's own functions for routing, placement, eviction and load order."""
 
     def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
         self._random = random.Random(seed)
@@ -43,9 +43,10 @@ class HelexaPolicy:
 
 
 class LruFifo:
-    """Baseline policy: least busy node, loads in order of arrival, eviction of the least recently used model.
+    """Simple policy for comparison: routes to the least busy node, loads in order of arrival, evicts the oldest model.
 
-    Busy models are drained only if the eviction of idle models is not sufficient.
+    The evicted model is the least recently used one. A busy model is drained only if evicting idle models does not free
+    enough memory.
     """
 
     def __init__(self, seed: int) -> None:
@@ -82,10 +83,10 @@ class LruFifo:
 
 
 def _oldest_first(snapshot: FleetSnapshot, node: Node, need: int) -> Sequence[str] | None:
-    """Return the models to evict: idle before busy, least recently used first.
+    """Return the models to evict from `node` so that `need` MB are free: idle models first, least recently used first.
 
     Returns:
-        None if the eviction of all models is not sufficient.
+        Model ids, or None if there is not enough memory even without all models.
     """
     free, victims = snapshot.free(node)[0], list[str]()
     residents = [resident for resident in snapshot.residents(node) if not resident.loading]

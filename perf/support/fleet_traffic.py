@@ -1,4 +1,4 @@
-"""Traffic of a simulated fleet: agents' conversations, generated from a seed and equal for all policies."""
+"""Simulated requests: conversations of agents, generated from a seed. All policies receive the same requests."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import accumulate
 from helexa.core.catalogue import Catalogue
 
 SIZES_MB = (4_000, 5_000, 6_500, 8_000, 9_000, 10_000, 12_000, 14_000, 15_000, 18_000, 21_000, 40_000)
-"""Memory footprints of the models."""
+"""GPU memory that each model needs, in MB."""
 
 ZIPF = 1.1
 TURNS = 8
@@ -22,9 +22,9 @@ class Turn:
     """One request of a conversation.
 
     Attributes:
-        new: prompt tokens that no earlier turn contains.
-        answer_tokens: number of generated tokens.
-        pause_secs: seconds from the end of the last answer to this request.
+        new: number of prompt tokens that the previous request did not contain, without the previous output.
+        answer_tokens: number of output tokens.
+        pause_secs: seconds from the end of the previous response to this request.
     """
 
     new: int
@@ -34,7 +34,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Conversation of one agent with one model."""
+    """The requests of one agent to one model. `begins` is the time of the first request in seconds."""
 
     name: str
     model: str
@@ -43,13 +43,13 @@ class Conversation:
 
 
 def models(count: int) -> Catalogue:
-    """Return `count` models; `m0` gets the most requests."""
+    """Return a catalogue of `count` models. `m0` gets the most requests, `m1` the second most."""
     order = random.Random(count).sample(range(len(SIZES_MB)), len(SIZES_MB))
     return Catalogue.model_validate({"models": [{"id": f"m{i}", "vram_mb": SIZES_MB[order[i]]} for i in range(count)]})
 
 
 def conversations(seed: int, catalogue: Catalogue, secs: float, per_minute: float) -> list[Conversation]:
-    """Return all conversations that begin within `secs`."""
+    """Return random conversations that begin within `secs` seconds, on average `per_minute` per minute."""
     rng = random.Random(seed)
     ids = [profile.id for profile in catalogue.models]
     weights = list(accumulate(1 / rank**ZIPF for rank in range(1, len(ids) + 1)))

@@ -1,6 +1,7 @@
-"""Simulated fleet with a virtual clock: nodes load models, prefill, decode and evict cache entries.
+"""A simulated fleet with a virtual clock. Nodes load models, prefill, decode and cache prefixes in simulated time.
 
-The fleet snapshot is the gateway's own `Fleet`; a policy decides about requests.
+The state of the fleet is kept by the gateway's own class `Fleet`. A policy routes requests and selects models to load
+and evict.
 """
 
 import heapq
@@ -34,7 +35,7 @@ TICK_SECS = 0.25
 
 @dataclass
 class Request:
-    """One turn in progress."""
+    """A request of a conversation that is waiting or running."""
 
     conversation: Conversation
     turn: Turn
@@ -51,7 +52,7 @@ class Request:
 
 @dataclass
 class Queue:
-    """Requests that wait for a model without a warm instance."""
+    """Requests that wait because no node has loaded their model."""
 
     model: str
     requests: list[Request]
@@ -65,7 +66,7 @@ class Queue:
 
 @dataclass
 class Instance:
-    """A model on a node: slots, a queue of requests, and the conversations in its prefix cache."""
+    """A model that is loaded on a node: running requests, waiting requests, and conversations in its prefix cache."""
 
     size_mb: int
     running: int = 0
@@ -74,20 +75,20 @@ class Instance:
 
 
 class Policy(Protocol):
-    """Policy that routes requests, loads models and evicts models."""
+    """A policy that routes requests and selects models to load and evict."""
 
     def target(self, world: "World", request: Request) -> str | None:
-        """Return the node that serves a request now, or None."""
+        """Return the node that serves the request now, or None if the request must wait for a load."""
         ...
 
     def decide(self, world: "World") -> None:
-        """Start all loads that are possible now, by `world.start`."""
+        """Call `world.start` for every load that can start now."""
         ...
 
 
 @dataclass
 class Outcome:
-    """Results of a run, in seconds."""
+    """The results of a simulation. Times are in seconds."""
 
     ttfts: list[float] = field(default_factory=list[float])
     waits: list[float] = field(default_factory=list[float])
@@ -100,7 +101,7 @@ class Outcome:
 
 
 class World:
-    """One simulation run."""
+    """One simulation run with one policy."""
 
     def __init__(
         self, catalogue: Catalogue, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
@@ -127,7 +128,7 @@ class World:
             self._at(conversation.begins, lambda instance=conversation: self._ask(instance, 0, 0))
 
     def run(self) -> Outcome:
-        """Run until every conversation has ended."""
+        """Simulate until every conversation has ended. Return the results."""
         while self._events:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -136,7 +137,12 @@ class World:
         return self.outcome
 
     def start(self, queue: Queue, cold: Cold) -> None:
-        """Start a load: drain, unload, load."""
+        """Start to load a model: wait for requests of the models to evict, then unload these models, then load.
+
+        Args:
+            queue: the requests that wait for the model.
+            cold: the model to load, its node, and the models to evict.
+        """
         queue.loading = True
         fleet_changes = ExitStack()
         fleet_changes.enter_context(self.fleet.load(cold.node, cold.model))
@@ -223,7 +229,7 @@ class World:
             self._at(self.now + pause, lambda: self._ask(request.conversation, following, length))
 
     def _decide(self) -> None:
-        """Let the policy decide, repeatedly as long as requests wait for memory."""
+        """Let the policy start loads. If requests still wait for memory, do so again after a short time."""
         self._policy.decide(self)
         if not self._ticking and any(not queue.loading for queue in self.queues.values()):
             self._ticking = True

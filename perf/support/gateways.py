@@ -1,4 +1,4 @@
-"""Gateways and nginx under test, and load on them with wrk."""
+"""Starts gateways and nginx, and generates load on them with wrk."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 
 
 async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Wait until the gateway has discovered the model on the node."""
+    """Wait until the gateway can route requests for `model` to the node."""
     async with asyncio.timeout(60):
         while True:
             nodes = (await get(session, f"{url}/api/nodes") or {"nodes": []})["nodes"]
@@ -31,7 +31,7 @@ async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -
 
 
 def cortex_config(folder: Path, port: int, node_url: str, extra: str = "") -> Path:
-    """Write a gateway's configuration; `more` is appended TOML."""
+    """Write a gateway's configuration file and return its path. `extra` is TOML text that is appended to it."""
     (folder / "models.toml").touch()
     path = folder / "cortex.toml"
     path.write_text(
@@ -62,7 +62,7 @@ def nginx(folder: Path, port: int, node: str) -> Iterator[psutil.Process]:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process and its descendants."""
+    """Return the CPU time of a process and all its descendants, in seconds."""
     times = [process.cpu_times() for process in (process, *process.children(recursive=True))]
     return sum(process.user + process.system for process in times)
 
@@ -70,7 +70,11 @@ def cpu_seconds(process: psutil.Process) -> float:
 def load(
     url: str, process: psutil.Process, folder: Path, body: dict[str, object], connections: int, seconds: float
 ) -> dict[str, float]:
-    """Run wrk once; return requests per second, median milliseconds and CPU microseconds per request."""
+    """Run wrk once against a server.
+
+    Returns:
+        Requests per second, median latency in milliseconds, and CPU microseconds per request of the server.
+    """
     script = folder / "wrk.lua"
     script.write_text(
         'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'

@@ -1,4 +1,4 @@
-"""Local path of a benchmark's model."""
+"""Finds or downloads the model file for a benchmark."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from helexa.neuron.sources.sources import Sources
 
 
 def local_path(model: str) -> Path:
-    """Return an existing path unchanged, or the file of a model id, downloaded if missing.
+    """Return the local path of a model. An existing path is returned unchanged, a model id is downloaded if missing.
 
     Raises:
         HelexaError: the model does not exist.

@@ -1,4 +1,4 @@
-"""Origin of benchmark figures: the machine, the commit and the software versions."""
+"""Describes where measurements were taken: the machine, the commit and the software versions."""
 
 import importlib.metadata
 import os
@@ -34,7 +34,7 @@ _REPOSITORY = Path(__file__).parents[2]
 
 
 def machine() -> dict[str, object]:
-    """Return the processor with its instruction sets and cores, the memory and the system."""
+    """Return processor, instruction sets, cores, memory and operating system of this machine."""
     fields = _processor()
     flags = fields.get("flags", fields.get("Features", "")).split()
     return {
@@ -48,7 +48,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> dict[str, object] | None:
-    """Return the current commit, and whether tracked files are modified; None outside of a repository."""
+    """Return the current git commit and whether tracked files are modified. None if this is not a repository."""
     head = _output("git", "-C", str(_REPOSITORY), "rev-parse", "HEAD")
     if not head:
         return None
@@ -57,7 +57,7 @@ def commit() -> dict[str, object] | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of helexa's software and of the C compiler for the native kernels."""
+    """Return the versions of helexa, of the libraries it uses, and of the C compiler for its native kernels."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     return {
         "helexa": importlib.metadata.version("helexa"),
@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _processor() -> dict[str, str]:
-    """Return the system's description of its first processor; empty if unavailable."""
+    """Return what the operating system reports about the first processor. Empty if it reports nothing."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -77,7 +77,7 @@ def _processor() -> dict[str, str]:
 
 
 def _output(*command: str) -> str:
-    """Return a command's output; empty if the command fails or is missing."""
+    """Return the output of a command, or an empty text if it fails or does not exist."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Run a benchmark and print its figures as JSON lines."""
+"""Runs a benchmark and prints its results as JSON lines."""
 
 import asyncio
 import json
@@ -8,17 +8,24 @@ from typing import Any
 
 
 def print_line(**line: object) -> None:
-    """Print one JSON line; numbers are rounded."""
+    """Print the fields as one JSON line, with rounded numbers."""
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
 def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
-    """Print a verdict: the figure, the threshold, and whether the figure meets the threshold."""
+    """Print a line with a figure, its threshold, and whether the figure meets the threshold.
+
+    Args:
+        row: name of the figure.
+        value: the figure.
+        bar: the threshold as text, for example `<= 1`.
+        holds: whether the figure meets the threshold.
+    """
     print_line(verdict=row, value=value, bar=bar, holds=holds)
 
 
 def run(work: Any) -> None:
-    """Run a benchmark; SIGTERM ends it like Ctrl-C, so that its servers end, too."""
+    """Run the coroutine of a benchmark. SIGTERM interrupts it like Ctrl-C, so that its servers are stopped too."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(work)

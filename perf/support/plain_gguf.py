@@ -1,4 +1,4 @@
-"""Copy a GGUF file with all weights as float32, so that engines do not round during products."""
+"""Converts all weights of a GGUF file to float32, so that engines do not round activations in matrix products."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def plain_copy(source: Path, target: Path) -> None:
-    """Write to `target` the metadata and the dequantized tensors of `source`, one tensor at a time."""
+    """Write a copy of the GGUF file `source` to `target`, with all tensors dequantized to float32."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():

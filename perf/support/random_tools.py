@@ -1,4 +1,4 @@
-"""Random tools, models with random weights, and the check of answers that must call a tool."""
+"""Random tool definitions, models with random weights, and a check of responses that must call a tool."""
 
 import json
 import random
@@ -20,7 +20,7 @@ HIDDEN = 64
 
 @dataclass(frozen=True)
 class Task:
-    """One request: the available tools, and the tool named in `tool_choice`, if any."""
+    """A request: the tools that it offers, and the tool that `tool_choice` names (`forced`), or None."""
 
     number: int
     tools: dict[str, Schema]
@@ -29,12 +29,12 @@ class Task:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Answer of an API.
+    """The tool calls of a response.
 
     Attributes:
-        calls: name and JSON text of the arguments of each call.
-        cut: whether the answer ended at the length limit.
-        error: error of the request or of the stream; empty if there is none.
+        calls: name and arguments (JSON text) of each call.
+        cut: True if the response ended at the length limit.
+        error: error of the request or of the stream, or empty.
     """
 
     calls: Sequence[tuple[str, str]] = ()
@@ -43,19 +43,22 @@ class CallResult:
 
 
 def random_task(number: int, seed: int) -> Task:
-    """Return a task with one to four random tools, half of the time with one of them named."""
+    """Return a task with one to four random tools. In half of the tasks, `tool_choice` names one of them."""
     rng = random.Random(f"{seed}/{number}")
     tools = {f"{rng.choice(WORDS)}_{index}": random_tool(rng) for index in range(rng.randint(1, 4))}
     return Task(number, tools, rng.choice([*tools]) if rng.random() < 0.5 else None)
 
 
 def random_tool(rng: random.Random) -> Schema:
-    """Return the schema of a tool's arguments."""
+    """Return a random JSON Schema for the arguments of a tool."""
     return _object(rng, depth=2)
 
 
 def problem(task: Task, result: CallResult) -> str:
-    """Return why `answer` is invalid; empty for a valid call or an answer that ended at the length limit."""
+    """Return why a result is invalid, or an empty text if it is valid.
+
+    The last call of a result that was cut at the length limit is not checked.
+    """
     if result.error:
         return result.error
     complete = result.calls[:-1] if result.cut else result.calls
@@ -74,7 +77,10 @@ def problem(task: Task, result: CallResult) -> str:
 
 
 def write_random_model(tokenizer: Path, folder: Path) -> Path:
-    """Write a small Llama with random weights and the tokenizer and chat template of the folder `tokenizer`."""
+    """Write a small Llama model with random weights to `folder`, and return `folder`.
+
+    The tokenizer and the chat template are those of the folder `tokenizer`.
+    """
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).symlink_to((tokenizer / name).absolute())

@@ -1,4 +1,7 @@
-"""Rows of throughput benchmarks. The module uses only the standard library, since the peers' scripts import it."""
+"""Rows of throughput benchmarks, for example `decode@8`.
+
+This module uses only the standard library, because the scripts of other engines import it in their own environments.
+"""
 
 import argparse
 import itertools
@@ -19,14 +22,14 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True)
 class Row:
-    """A benchmark row: `decode@B` or `decode@B:C` (B sequences from C context tokens on), or `prefill@N`.
+    """One measurement of a throughput benchmark, written as `decode@B`, `decode@B:C` or `prefill@N`.
 
-    `prefill@N` is a prompt of N tokens.
+    `decode@B:C` decodes B sequences that start with C tokens of context. `prefill@N` prefills a prompt of N tokens.
 
     Attributes:
-        name: name as given on the command line.
-        sequences: number of sequences that decode together; 0 for a prefill.
-        context: number of tokens of each prompt.
+        name: the row as written on the command line.
+        sequences: number of sequences that decode together, or 0 for a prefill.
+        context: number of prompt tokens of each sequence.
     """
 
     name: str
@@ -35,10 +38,10 @@ class Row:
 
     @classmethod
     def parse(cls, name: str) -> "Row":
-        """Parse one row's name.
+        """Parse one row.
 
         Raises:
-            argparse.ArgumentTypeError: `name` is not a row.
+            argparse.ArgumentTypeError: `name` is not a valid row.
         """
         kind, _, size = name.partition("@")
         first, colon, depth = size.partition(":")
@@ -53,12 +56,12 @@ class Row:
 
     @property
     def positions(self) -> int:
-        """Positions of the KV cache that the row needs for all sequences, with a margin."""
+        """Number of positions in the KV cache that all sequences need together, with a margin."""
         return max(self.sequences, 1) * (self.context + DECODE_STEPS + 1)
 
     @property
     def tries(self) -> int:
-        """Number of tries of a prefill; the best try counts."""
+        """Number of repetitions of a prefill, of which the fastest counts."""
         return 2 if self.context <= _TRIED_TWICE else 1
 
 
@@ -66,13 +69,13 @@ def parse_rows(names: str) -> list[Row]:
     """Parse a comma-separated list of rows.
 
     Raises:
-        argparse.ArgumentTypeError: an entry is not a row.
+        argparse.ArgumentTypeError: an entry is not a valid row.
     """
     return [Row.parse(name) for name in names.split(",")]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the command line parser shared by all engines' scripts: MODEL, `--rows` and `--threads`."""
+    """Return a command line parser with the options of all engines' scripts: MODEL, `--rows` and `--threads`."""
     argument_parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,19 +86,29 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def prompt(length: int) -> list[int]:
-    """Return a new prompt that shares no prefix with earlier prompts; the prompts are equal in each process."""
+    """Return random token ids that share no prefix with earlier prompts of this process.
+
+    All processes generate the same sequence of prompts.
+    """
     return random.Random(next(_serial)).choices(_TOKEN_IDS, k=length)
 
 
 def report(engine: str, row: Row, tok_s: float, **figures: object) -> None:
-    """Print a row's JSON line."""
+    """Print the JSON line of a row."""
     print(json.dumps({"engine": engine, "row": row.name, "tok_s": round(tok_s, 1)} | figures), flush=True)
 
 
 def measure_rows(
     engine: str, rows: Iterable[Row], decode: Callable[[Row], float], prefill: Callable[[Row], float]
 ) -> None:
-    """Measure and report every row that the engine supports; `decode` and `prefill` return seconds."""
+    """Measure every row that the engine supports, and print a line for each.
+
+    Args:
+        engine: name of the engine.
+        rows: the rows.
+        decode: measures a decode row and returns its duration in seconds.
+        prefill: measures a prefill row and returns its duration in seconds.
+    """
     for row in rows:
         try:
             if row.sequences:

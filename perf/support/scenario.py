@@ -1,4 +1,4 @@
-"""Functions shared by the scenario benchmarks: engine process, timed answers, verdicts."""
+"""Functions that benchmarks of a single engine share: engine process, timed responses and command line."""
 
 import argparse
 import time
@@ -17,10 +17,11 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass
 class TimedAnswer:
-    """One answer with the time of its request, and the times (`time.perf_counter`) and counts of its tokens.
+    """The output of one request, with the time of the request and the arrival time of each chunk (`time.perf_counter`).
 
     Attributes:
-        cached: number of prompt tokens found in the cache.
+        cached: number of prompt tokens found in the prefix cache.
+        first: number of tokens in the first chunk.
     """
 
     requested_at: float = field(default_factory=time.perf_counter)
@@ -31,18 +32,18 @@ class TimedAnswer:
 
     @property
     def ttft_ms(self) -> float:
-        """Milliseconds to the first token."""
+        """Time to the first token in milliseconds."""
         return 1000 * (self.arrivals[0] - self.requested_at)
 
     @property
     def tok_s(self) -> float:
-        """Tokens per second after the first tokens."""
+        """Decode rate in tokens per second, after the first chunk."""
         return (len(self.tokens) - self.first) / (self.arrivals[-1] - self.arrivals[0])
 
 
 @asynccontextmanager
 async def engine(model: Path, options: EngineOptions) -> AsyncIterator[EngineClient]:
-    """Run an engine process that serves one model until the block ends."""
+    """Run an engine process with one model during the `with` block."""
     try:
         client = await EngineClient.start(model, options)
     except HelexaError as error:
@@ -60,9 +61,9 @@ async def ask(
     sampling: SamplingParams = GREEDY,
     answer: TimedAnswer | None = None,
 ) -> TimedAnswer:
-    """Continue `prompt` by exactly `tokens` tokens.
+    """Generate exactly `tokens` tokens after `prompt` and return them with their times.
 
-    The tokens go to `answer`, if given, so that other code can watch the progress.
+    If `answer` is given, tokens are added to it as they arrive. The caller can thus watch the progress.
     """
     answer = answer or TimedAnswer()
     async with aclosing(client.generate(prompt, max_tokens=tokens, sampling=sampling)) as stream:
@@ -77,14 +78,14 @@ async def ask(
 
 
 def require_context(client: EngineClient, positions: int) -> None:
-    """Exit if the model's context is smaller than `positions`."""
+    """Exit if the model's context is shorter than `positions` tokens."""
     limit = client.ready.context_length
     if positions > limit:
         raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another, or ask for less")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the command line parser shared by all scenarios: MODEL, `--threads` and `--rounds`."""
+    """Return a command line parser with the options of these benchmarks: MODEL, `--threads` and `--rounds`."""
     argument_parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,7 +96,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def model_argument(text: str) -> Path:
-    """Return the local path of the model."""
+    """Return the local path of the model that is named on the command line."""
     try:
         return local_path(text)
     except HelexaError as error:

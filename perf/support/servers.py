@@ -1,4 +1,4 @@
-"""Server processes under test, and requests to them over HTTP."""
+"""Starts servers for benchmarks and sends requests to them over HTTP."""
 
 import asyncio
 import itertools
@@ -27,7 +27,10 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True)
 class StreamTiming:
-    """One streamed answer: token count, and the times (`time.perf_counter`) of request, first and last token."""
+    """Timing of a streamed response: number of tokens, and times of the request and of the first and last token.
+
+    Times are seconds of `time.perf_counter`.
+    """
 
     tokens: int
     requested: float
@@ -37,7 +40,7 @@ class StreamTiming:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one run of several concurrent streams."""
+    """The results of several concurrent streams: total tokens per second, median TTFT and median TPOT."""
 
     tok_s: float
     ttft_ms: float
@@ -46,7 +49,7 @@ class Row:
 
 @contextmanager
 def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
-    """Run `python -m module`; leaving the block ends the server and its child processes."""
+    """Run `python -m module` during the `with` block. Then stop the server and all its child processes."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -73,7 +76,7 @@ def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
 
 @asynccontextmanager
 async def node(model: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[psutil.Process, str, str]]:
-    """Run a node that serves one model; yield its process, its base URL and the model's id."""
+    """Run a node with one model during the `with` block. Yield its process, its base URL and the model's id."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
@@ -81,7 +84,7 @@ async def node(model: str, session: aiohttp.ClientSession) -> AsyncIterator[tupl
 
 
 async def served_model(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> str:
-    """Wait until the node has loaded its model; return the model's id."""
+    """Wait until the node has loaded its model. Return the model's id."""
     async with asyncio.timeout(LOAD_SECONDS):
         while True:
             health = await get(session, f"{url}/health")
@@ -94,13 +97,13 @@ async def served_model(session: aiohttp.ClientSession, url: str, process: psutil
 
 
 def require_alive(process: psutil.Process) -> None:
-    """Exit if a server has ended unexpectedly."""
+    """Exit if the server process has ended."""
     if process.status() == psutil.STATUS_ZOMBIE:
         raise SystemExit("the server has ended by itself")
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> Any:
-    """Return a JSON answer, or None if the connection fails."""
+    """Send a GET request and return the JSON response, or None if the connection fails."""
     try:
         async with session.get(url) as response:
             return await response.json()
@@ -111,7 +114,7 @@ async def get(session: aiohttp.ClientSession, url: str) -> Any:
 async def stream_completion(
     session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int
 ) -> StreamTiming:
-    """Stream one greedy answer of exactly `tokens` tokens."""
+    """Request a streamed greedy response of exactly `tokens` tokens and return its timing."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -138,7 +141,7 @@ async def stream_completion(
 
 
 async def stream_concurrently(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
-    """Stream several answers concurrently."""
+    """Request `streams` responses of `tokens` tokens concurrently and return their combined results."""
     prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
     timings = await asyncio.gather(*(stream_completion(session, url, model, prompt, tokens) for prompt in prompts))
     seconds = max(timing.last for timing in timings) - min(timing.requested for timing in timings)
@@ -156,7 +159,7 @@ def free_port() -> int:
 
 
 def client_session() -> aiohttp.ClientSession:
-    """Return an HTTP session with persistent connections and without limits."""
+    """Return an HTTP session with persistent connections and without limits on connections or duration."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
     )

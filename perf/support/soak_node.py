@@ -1,4 +1,4 @@
-"""The node of a soak test: a separate process with fault injection."""
+"""Starts the node for a soak test and injects faults into it."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from support.servers import free_port
 
 STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
-"""Injected faults; all except `kill` use `NEURON_DEBUG_FAULT`."""
+"""Kinds of faults that can be injected. All except `kill` use the environment variable `NEURON_DEBUG_FAULT`."""
 
 STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
@@ -25,11 +25,11 @@ _ENGINE = "helexa.neuron.engine.process"
 
 
 class SoakNode:
-    """A node that serves one model; leaving the block ends it.
+    """A node with one model, which runs in a separate process during the `with` block.
 
     Attributes:
         path: path of the model's file.
-        model: model id for requests.
+        model: id of the model in requests.
         url: base URL of the node.
     """
 
@@ -65,7 +65,7 @@ class SoakNode:
         self._log.close()
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait until the node serves its model."""
+        """Wait until the node has loaded its model."""
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while True:
                 with suppress(aiohttp.ClientConnectionError):
@@ -76,7 +76,7 @@ class SoakNode:
                 await asyncio.sleep(0.05)
 
     async def strike(self, fault: str) -> None:
-        """Inject a fault, and wait until the fault has happened."""
+        """Inject a fault and wait until it has occurred."""
         if fault == "kill":
             engine = next(process for process in self._family() if _ENGINE in process.cmdline())
             engine.kill()
@@ -90,13 +90,21 @@ class SoakNode:
                 await asyncio.sleep(0.01)
 
     def figures(self) -> tuple[float, float, int, int]:
-        """Return MiB of the server, MiB of all processes, open files of the server, number of processes."""
+        """Measure the node's resources.
+
+        Returns:
+            MiB of the server process, MiB of all processes, open files of the server, and number of processes.
+        """
         family = self._family()
         memory = [_written_mb(process) for process in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
-        """Stop the node and return its exit code; remaining processes are killed and count as an error."""
+        """Stop the node and return its exit code. Processes that do not end are killed.
+
+        Raises:
+            AssertionError: a process had to be killed.
+        """
         if self._process.poll() is None:
             family = self._family()
             self._process.send_signal(signal.SIGTERM)
@@ -113,10 +121,10 @@ class SoakNode:
 
 
 def _written_mb(process: psutil.Process) -> float:
-    """Return the memory in MiB that only this process can free: the memory that it wrote.
+    """Return the memory in MiB that the process has written itself, and which would be freed if it ended.
 
-    Mapped libraries and weights are shared with other processes, and their share changes when other processes start or
-    end.
+    Mapped libraries and weights do not count. They are shared with other processes, so their share changes when other
+    processes start or end.
     """
     if sys.platform != "linux":
         memory: Any = process.memory_full_info()

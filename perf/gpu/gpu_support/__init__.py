@@ -1,1 +1,1 @@
-"""Modules that the GPU scripts share; none of them is run as a command."""
+"""Modules that the GPU scripts share. None of them is a command."""

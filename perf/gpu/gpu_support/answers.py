@@ -1,4 +1,4 @@
-"""Answers of an engine for different scheduling: alone or batched, chunked, preempted, speculated, overlapped."""
+"""Generates tokens with different scheduling variants: batched, chunked, preempted, speculated or overlapped."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,16 +33,16 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass(frozen=True)
 class Scheduling:
-    """Scheduling of requests.
+    """A scheduling variant.
 
     Attributes:
-        captured: whether the runner uses captured graphs.
-        overlap: whether a step is launched before the results of the previous step are read.
-        batched: whether all requests run in one batch; otherwise one after the other.
+        captured: True if steps are replayed from captured CUDA graphs.
+        overlap: True if a step is launched before the results of the previous step are read.
+        batched: True if all requests run in one batch, False if they run one after the other.
         step_tokens: maximum number of tokens per step.
-        few_pages: whether the KV pages suffice for the prompts but not for the answers.
-        reuse_prefixes: whether cached prefixes are reused; every request runs twice.
-        drafts: whether drafts are used: two correct tokens, then a wrong token.
+        few_pages: True if the KV cache is too small for prompts and outputs, so that sequences are preempted.
+        reuse_prefixes: True if every request runs twice, the second time with prefix cache hits.
+        drafts: True if speculation is used. Each draft has two correct tokens and a wrong token.
     """
 
     captured: bool = False
@@ -55,7 +55,7 @@ class Scheduling:
 
     @property
     def expected_counters(self) -> list[str]:
-        """Counters of `Results` that must not be 0 with this scheduling."""
+        """Names of the counters of `Results` that must not be 0 with this variant."""
         wanted = {
             "captured": self.captured,
             "ahead": self.overlap,
@@ -68,7 +68,7 @@ class Scheduling:
 
 @dataclass
 class Request:
-    """A request: prompt, answer length, sampling parameters and stop tokens."""
+    """A request: prompt tokens, number of output tokens, sampling parameters and stop tokens."""
 
     prompt: list[int]
     tokens: int
@@ -78,16 +78,16 @@ class Request:
 
 @dataclass
 class Results:
-    """Results of requests.
+    """The generated tokens of all requests, and counters.
 
     Attributes:
-        tokens: tokens of each request.
+        tokens: generated tokens of each request.
         preempted: number of preempted sequences.
-        cached: number of prompt tokens found in the cache.
+        cached: number of prompt tokens found in the prefix cache.
         accepted: number of accepted draft tokens.
         ahead: number of steps launched before the results of the previous step were read.
         captured: number of steps replayed from captured graphs.
-        leaked: number of KV pages and state slots in use at the end.
+        leaked: number of KV pages and state slots that are still in use at the end.
     """
 
     tokens: list[list[int]]
@@ -100,12 +100,12 @@ class Results:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counters other than 0, by name."""
+        """Counters that are not 0, by name."""
         return {name: count for name, count in vars(self).items() if name != "tokens" and count}
 
 
 class _CountingScheduler(Scheduler):
-    """A scheduler that counts preemptions and overlapped steps."""
+    """A scheduler that counts preempted sequences and overlapped steps."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -124,7 +124,7 @@ class _CountingScheduler(Scheduler):
 
 
 class _KnownDrafter:
-    """Drafter that proposes tokens of known answers."""
+    """A drafter that proposes tokens of outputs that are known in advance."""
 
     may_draft = True
 
@@ -144,7 +144,7 @@ class _KnownDrafter:
 
 
 def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
-    """Return a runner of an in-memory model; steps are captured if `options` enable graphs."""
+    """Return a runner for a model in memory. CUDA graphs are captured if `options` enable them."""
     with mock.patch.object(runner_module, "open_checkpoint", lambda path: model):
         runner = load_once(Path("made"), options)
     if runner.ops.name != kernels:
@@ -157,10 +157,13 @@ def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
 def answers(
     runner: Runner, requests: list[Request], scheduling: Scheduling, known: list[list[int]] | None = None
 ) -> Results:
-    """Run requests with the given scheduling.
+    """Run requests with a scheduling variant and return their tokens and counters.
 
     Args:
-        known: tokens of each request's answer, from which drafts are taken.
+        runner: the model.
+        requests: the requests.
+        scheduling: the scheduling variant.
+        known: expected tokens of each request, from which drafts are taken.
     """
     results = Results([[] for _ in requests])
     with _counting(runner, results), _guessing(requests, known, results):
@@ -173,7 +176,10 @@ def answers(
 
 
 def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> tuple[list[list[int]], list[Tensor]]:
-    """Return the greedy tokens of each request, and the logits [tokens, V] of each token on the CPU."""
+    """Return the greedy tokens of each request, and the logits from which they were selected.
+
+    The logits of a request have the shape [tokens, V] (V vocabulary entries) and are on the CPU.
+    """
     request_rows: list[list[Tensor]] = [[] for _ in requests]
     tokens: list[list[int]] = [[] for _ in requests]
     batches = [range(len(requests))] if scheduling.batched else [range(n, n + 1) for n in range(len(requests))]
@@ -190,7 +196,10 @@ def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> t
 
 
 def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
-    """Return the logits [tokens, V] before each of `tokens`, computed in one step, on the CPU."""
+    """Return the logits with which the model predicts each of `tokens`, with shape [tokens, V], on the CPU.
+
+    They are computed in a single step, in which all tokens but the last are drafts.
+    """
     request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY)
     pages = list(range(-(-(len(prompt) + len(tokens)) // PAGE_SIZE)))
     sequence = Sequence(request, pages=pages, slot=0)
@@ -222,7 +231,7 @@ def _run(runner: Runner, requests: dict[int, Request], scheduling: Scheduling, r
 
 
 def _scheduler(runner: Runner, requests: dict[int, Request], scheduling: Scheduling) -> _CountingScheduler:
-    """Return a scheduler with the requests."""
+    """Return a scheduler for this variant, to which the requests have been added."""
     facts = runner.facts
     options = EngineOptions(
         max_step_tokens=scheduling.step_tokens,
@@ -256,7 +265,7 @@ def _add(scheduler: Scheduler, number: int, request: Request) -> None:
 
 @contextmanager
 def _counting(runner: Runner, results: Results) -> Iterator[None]:
-    """Count the steps replayed from captured graphs."""
+    """Count steps that are replayed from captured graphs during the `with` block."""
     run = runner.ops.run
 
     def counted(forward: Any, batch: Batch, captured: bool = True) -> Tensor:
@@ -269,7 +278,7 @@ def _counting(runner: Runner, results: Results) -> Iterator[None]:
 
 @contextmanager
 def _guessing(requests: list[Request], known: list[list[int]] | None, results: Results) -> Iterator[None]:
-    """Make schedulers take drafts from known answers."""
+    """Make schedulers take drafts from the `known` tokens of each request during the `with` block."""
     texts = [request.prompt + tokens for request, tokens in zip(requests, known or [], strict=False)]
     drafters: list[_KnownDrafter] = []
 

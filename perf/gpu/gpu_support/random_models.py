@@ -1,4 +1,4 @@
-"""Models of real shapes with generated random weights."""
+"""Checkpoints with the shapes of real models and random weights."""
 
 import json
 import zlib
@@ -60,7 +60,10 @@ TINY = {
 
 
 def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
-    """Return configs of small models of all architectures; heads, groups and widths are realistic unless `tiny`."""
+    """Return the configurations of small models of all architectures.
+
+    Numbers of heads, groups and widths are realistic if `tiny` is False.
+    """
     hidden, layers, wide = (64, 1, 64) if tiny else (512, 4, 1024)
     common = {"vocab_size": 192 if tiny else 2048, "max_position_embeddings": 1024, "rope_theta": 10_000.0}
     linear = _SMALL_LINEAR if tiny else _LINEAR | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
@@ -102,7 +105,10 @@ AGREEING, TINY_AGREEING = _agreeing(False), _agreeing(True)
 
 
 class RandomModel:
-    """A checkpoint (see `weights.checkpoint.Checkpoint`) whose weights share one pool of random numbers."""
+    """A checkpoint in memory whose tensors all share one pool of random numbers.
+
+    It implements `weights.checkpoint.Checkpoint`.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -125,26 +131,22 @@ class RandomModel:
         pass
 
     def names(self) -> list[str]:
-        """See `Checkpoint`."""
         return list(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See `Checkpoint`."""
         return self._shapes[name]
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """See `Checkpoint`."""
         return self._numbers(name, index)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """See `Checkpoint`."""
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     def close(self) -> None:
-        """See `Checkpoint`."""
+        """Do nothing, because the checkpoint has no open files."""
 
     def write(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder: one file per layer, and one for all other tensors."""
+        """Write the model as a Hugging Face folder, with one file per layer and one file for all other tensors."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
         files: dict[str, list[str]] = {}
@@ -165,11 +167,11 @@ class RandomModel:
 class DistinctModel(RandomModel):
     """A checkpoint in which every tensor has its own random numbers, so that any error changes the logits.
 
-    Attention is sharp, so its result depends on a few positions. Recurrent states decay at medium rates. Rows of the
-    head differ in length, so few tokens are nearly tied for the first place.
+    Attention weights are concentrated on a few positions. Recurrent states decay at medium rates. Rows of the output
+    head differ in length, so that few tokens have nearly equal logits.
 
     Args:
-        quant: quantization of the stored matrices, a name in `weights.quant_form`, or empty. Experts of gpt-oss are
+        quant: quantization of the stored matrices (a name in `weights.quant_form`), or empty. Experts of gpt-oss are
             always MXFP4.
     """
 
@@ -180,7 +182,6 @@ class DistinctModel(RandomModel):
         self._tensors: dict[str, Weight] = {}
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """See `Checkpoint`."""
         key = name if index is None else f"{name}#{index}"
         if key not in self._tensors:  # several loads read the same tensor
             shape = self._shapes[name] if index is None else self._shapes[name][1:]
@@ -191,12 +192,11 @@ class DistinctModel(RandomModel):
         return weight.clone() if isinstance(weight, Tensor) else weight
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """See `Checkpoint`."""
         row = self._form(name, shape[-1])(torch.zeros(1, shape[-1]))
         return row.on_meta(shape[0]) if isinstance(row, GroupwiseTensor) else super().on_meta(name, shape)
 
     def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
-        """Scale standard normal numbers to the typical size of the tensor `name`."""
+        """Scale standard normal numbers to the size that values of the tensor `name` typically have."""
         suffix = name.removesuffix(".weight").rpartition(".")[2]
         gain = _GAINS.get(suffix, 1.0)
         if "norm" in suffix:
@@ -225,7 +225,7 @@ class DistinctModel(RandomModel):
         return self.config["model_type"] == "gpt_oss" and ".experts." in name and "bias" not in name
 
     def _form(self, key: str, columns: int) -> Callable[[Tensor], Weight]:
-        """Return the function that converts numbers to the tensor's format in the checkpoint."""
+        """Return the function that converts random numbers to the stored format of the tensor `key`."""
         if self._in_mxfp4(key):
             return mxfp4
         form = self._policy.form(key, columns)
@@ -241,7 +241,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # in units of 1/2
 
 
 def mxfp4(numbers: Tensor) -> GroupwiseTensor:
-    """Quantize a matrix [N, K] to e2m1 codes with a power of two per 32 columns."""
+    """Quantize a matrix with shape [N, K] to MXFP4: e2m1 codes with one power-of-two scale per 32 columns."""
     table = torch.tensor([*_E2M1, *(-level for level in _E2M1)])
     groups = numbers.unflatten(-1, (-1, 32))
     unit = torch.exp2((groups.abs().amax(-1) / _E2M1[-1]).clamp(min=2.0**-20).log2().ceil())

@@ -1,4 +1,4 @@
-"""Device timing, and torch's own copy and matmul rates as reference limits."""
+"""Timing on the device, and measured copy and matmul rates as limits for comparison."""
 
 import argparse
 import os
@@ -19,10 +19,11 @@ _CYCLES = 5e9  # GPU sleep cycles per second of host time: more than twice the c
 def arguments(
     description: str | None, add: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 ) -> argparse.Namespace:
-    """Parse the command line shared by all scripts; `--tiny` is for Triton's interpreter on a CPU.
+    """Parse the command line options that all GPU scripts share.
 
     Args:
-        add: function that adds arguments of one script.
+        description: help text of the script.
+        add: function that adds the script's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -39,7 +40,7 @@ def arguments(
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a call by the device's clock, without the host's launch time."""
+    """Return the median duration of `call` on the device, without the time in which the host launches kernels."""
 
     def host_seconds() -> float:
         start = time.perf_counter()
@@ -63,20 +64,27 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
-    """Return the bytes that a copy reads and writes per second."""
+    """Return the measured memory bandwidth of a copy on the device, in bytes read and written per second."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Return the multiplications and additions per second of a large product."""
+    """Return the measured rate of a large matrix product, in floating-point operations per second."""
     left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / seconds(lambda: left @ right, device)
 
 
 def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.device) -> "Batch":
-    """Return a batch in which each sequence advances by `rows` rows, ordered by state slot."""
+    """Return a batch of sequences for one layer's kernels, ordered by state slot.
+
+    Args:
+        prefixes: number of tokens of each sequence that are already in the KV cache.
+        rows: number of new tokens of each sequence.
+        pages: KV pages of each sequence.
+        device: device of the batch.
+    """
     from helexa.neuron.engine.execution.step_buffers import StepBuffers
     from helexa.neuron.engine.step.step_input import StepInput, int32
     from helexa.neuron.ops.batch import Capacity

@@ -1,1 +1,1 @@
-"""`helexa-acp`: a coding agent for editors with the Agent Client Protocol (ACP), on any model endpoint."""
+"""`helexa-acp`: a coding agent for editors. It uses the Agent Client Protocol (ACP) and any LLM endpoint."""

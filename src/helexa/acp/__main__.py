@@ -1,4 +1,4 @@
-"""`python -m helexa.acp` is the `helexa-acp` command."""
+"""Runs the `helexa-acp` command for `python -m helexa.acp`."""
 
 from helexa.acp.cli import main
 

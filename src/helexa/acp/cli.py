@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def serve() -> int:
-    """Serve the editor that started this process until the editor disconnects; return the exit code."""
+    """Handle the requests of the editor that started this process until it disconnects. Return the exit code."""
     try:
         _configure_log()
     except (OSError, ValueError) as error:
@@ -59,9 +59,9 @@ async def _serve() -> None:
 
 
 def _configure_log() -> None:
-    """Log to stderr, or to a file.
+    """Set up logging to stderr, or to the file that the environment variable HELEXA_ACP_LOG_FILE names.
 
-    The environment variable HELEXA_ACP_LOG_FILE names the file, and HELEXA_ACP_LOG sets the level.
+    The environment variable HELEXA_ACP_LOG sets the level.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Configuration: endpoints and defaults from a TOML file, or from the environment if there is no file."""
+"""Configuration of `helexa-acp`, read from a TOML file, or from environment variables if there is no file."""
 
 import difflib
 import os
@@ -21,22 +21,23 @@ _MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
-    """The configuration is invalid. The message names the file or variable, the key, and the remedy in one line."""
+    """The configuration is invalid. The message names the file or variable, the key, and how to correct it."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """A model endpoint.
+    """A configured server with an LLM API.
 
     Attributes:
-        name: name in `endpoint:model`; not empty, without colon.
+        name: endpoint name that users write in `endpoint:model`. It is not empty and has no colon.
         base_url: URL including `/v1`, without trailing slash.
-        wire_api: wire API of the endpoint; `auto` probes the endpoint.
-        default_model: model of new sessions, or None for the endpoint's first listed model.
+        wire_api: API format of the endpoint. With `auto`, the format is detected by test requests.
+        default_model: model of new sessions, or None for the first model that the endpoint lists.
         api_key: API key; never shown, logged or saved.
-        max_tokens: maximum tokens of one answer, or None for a default.
-        context_window: context size in tokens that overrides the endpoint's value, or None.
-        tool_calls: `native`, `text` (markers in the answer), or `auto`: native until the endpoint rejects tools.
-        headers: headers of every request; never shown, logged or saved.
+        max_tokens: maximum tokens of one response, or None for a default.
+        context_window: context size in tokens, which overrides the size that the endpoint reports, or None.
+        tool_calls: how the model calls tools. `native` uses the API's tool calls. With `text`, the model writes calls
+            between markers in its text. `auto` is native until the endpoint rejects tools.
+        headers: additional headers of every request; never shown, logged or saved.
     """
 
     name: str
@@ -58,13 +59,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         endpoints: at least one endpoint; names are unique.
-        default_endpoint: name of one of the endpoints.
-        system_prompt_path: file that replaces the built-in system prompt; `{cwd}` in the file stands for the session's
-            folder.
-        default_mode: permission mode of sessions in projects without a saved mode.
+        default_endpoint: name of the endpoint that new sessions use.
+        system_prompt_path: file that replaces the built-in system prompt. `{cwd}` in the file is replaced by the
+            session's folder.
+        default_mode: permission mode of sessions in projects for which no mode was saved.
         allow_fetch: whether the model may fetch web pages.
         data_dir: folder that contains the saved sessions, preferences and plans.
-        warnings: problems of the configuration, for the log and `/status`.
+        warnings: problems of the configuration, shown in the log and by the command `/status`.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -98,7 +99,7 @@ class _File(Struct, kw_only=True):
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the configuration file, whether or not the file exists."""
+    """Return the path at which the configuration file is expected. The file need not exist."""
     if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
@@ -111,7 +112,7 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the configuration file, or the environment if there is no file.
+    """Read the configuration file, or environment variables if there is no file, and return the settings.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -131,7 +132,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
-    """Parse the text of a configuration file; `origin` names the file in errors.
+    """Parse the text of a configuration file and return the settings. `origin` is the file name for error messages.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -210,7 +211,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) -> Endpoint | str:
-    """Return the endpoint, or the reason why it cannot be used."""
+    """Return the endpoint that a `[[endpoints]]` table describes, or the reason why the endpoint must be skipped."""
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
         raise ConfigError(f"{where}: a name must not be empty and must not contain ':'")
@@ -288,7 +289,10 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name, or the first known names."""
+    """Return a hint for an error message about the unknown name `value`.
+
+    The hint suggests the most similar known name. If no name is similar, the hint lists known names.
+    """
     known = list(known)
     partial_matches = [name for name in known if value in name.split("_")]
     matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]

@@ -1,4 +1,4 @@
-"""Events of an agent run with stable ids, independent of the protocol version."""
+"""Events that the agent emits for the editor while it works, independent of the protocol version."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A part of the assistant's text."""
+    """A chunk of the text that the model streams to the user."""
 
     message_id: str
     text: str
@@ -21,7 +21,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta:
-    """A part of the model's reasoning."""
+    """A chunk of the model's reasoning."""
 
     message_id: str
     text: str
@@ -29,7 +29,12 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call started, and its name is known. `arguments` is None if they are not parsed yet or are invalid."""
+    """The model started a tool call, whose tool name is known.
+
+    Attributes:
+        card: display of the call in the editor.
+        arguments: parsed arguments, or None if the arguments are incomplete or invalid.
+    """
 
     call_id: str
     name: str
@@ -40,12 +45,11 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """A tool call progressed or ended.
-
-    A field that is None has not changed. `card`, the call's display in the editor, replaces the previous card.
+    """A tool call progressed or ended. A field that is None has not changed.
 
     Attributes:
-        output: result text for the model, once the call has ended.
+        card: new display of the call in the editor, which replaces the previous display.
+        output: result text for the model, set when the call has ended.
     """
 
     call_id: str
@@ -57,19 +61,19 @@ class CallChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The plan changed. `entries` is the complete new plan."""
+    """The agent's plan (task list) changed. `entries` is the complete new plan."""
 
     entries: tuple[PlanEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
-    """Context usage after a round.
+    """Context usage after a model response.
 
     Attributes:
-        used: tokens in the context: the last prompt and its answer.
+        used: tokens of the last request and its response.
         size: context size in tokens, or None if unknown.
-        cost: cost of this round in US dollars, or None if prices are unknown.
+        cost: cost of the request and the response in US dollars, or None if the prices are unknown.
     """
 
     used: int
@@ -86,7 +90,7 @@ class TitleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the user outside the conversation, for example about a retry."""
+    """A message to the user that is not part of the conversation, for example about a retry."""
 
     text: str
     severity: Literal["info", "warning", "error"] = "info"
@@ -94,7 +98,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """The status of a compaction changed. `summary` is set if it is `completed`, `error` if it is `failed`."""
+    """The status of a compaction, in which the model summarizes the conversation, changed.
+
+    Attributes:
+        summary: the summary if the status is `completed`, else None.
+        error: the error message if the status is `failed`, else None.
+    """
 
     compaction_id: str
     status: CompactionStatus
@@ -104,7 +113,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDelta:
-    """A part of the summary that a compaction streams from the model."""
+    """A chunk of the summary that the model streams during a compaction of the conversation."""
 
     compaction_id: str
     text: str
@@ -124,4 +133,4 @@ Event = (
 )
 
 Emit = Callable[[Event], Awaitable[None]]
-"""Callback that receives events in order; awaiting it waits until the client has read earlier messages."""
+"""Callback that sends an event to the editor. Awaiting it also waits until the editor has read earlier messages."""

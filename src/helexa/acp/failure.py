@@ -2,4 +2,4 @@
 
 
 class ToolError(Exception):
-    """A tool call failed; the message is for the model and the user."""
+    """A tool call failed. The error message is shown to the model and the user."""

@@ -1,6 +1,6 @@
-"""Message types of a conversation, as stored in the session log.
+"""Message types of a conversation, as stored in the session's log file.
 
-Later versions must read the logs of older versions. So new fields need a default, and fields are never renamed.
+Later versions must read the log files of older versions. So new fields need a default, and fields are never renamed.
 """
 
 from typing import Any, Literal
@@ -13,13 +13,13 @@ PlanPriority = Literal["high", "medium", "low"]
 
 
 class Text(Struct, frozen=True, tag="text"):
-    """Text of a message."""
+    """A text part of a message."""
 
     text: str
 
 
 class Image(Struct, frozen=True, tag="image"):
-    """An image in a message; `data` is base64, `mime_type` for example `image/png`."""
+    """An image in a message. `data` is base64, and `mime_type` is for example `image/png`."""
 
     mime_type: str
     data: str
@@ -30,14 +30,14 @@ Part = Text | Image
 
 
 class Location(Struct, frozen=True):
-    """A file location of a tool call; the path is absolute, the line counts from 1."""
+    """A file that a tool call reads or changes. `path` is absolute, and `line` counts from 1."""
 
     path: str
     line: int | None = None
 
 
 class Diff(Struct, frozen=True, tag="diff"):
-    """A change of one file; `old` is None if the file is new."""
+    """A change of one file, with the text before and after the change. `old` is None if the file is new."""
 
     path: str
     old: str | None
@@ -45,9 +45,9 @@ class Diff(Struct, frozen=True, tag="diff"):
 
 
 class Terminal(Struct, frozen=True, tag="terminal"):
-    """A live terminal of the client, shown in a card.
+    """A terminal of the editor that shows the live output of a command in the display of a tool call.
 
-    The terminal disappears after its process ends. The output remains as text in the `ToolResult`.
+    The terminal disappears after the command ends. The output remains as text in the `ToolResult`.
     """
 
     terminal_id: str
@@ -61,9 +61,9 @@ class Card(Struct, frozen=True):
 
     Attributes:
         title: one line for the user.
-        kind: kind of tool, which decides the icon.
-        locations: files that the call touches; editors may open them.
-        content: content that the editor shows when the user opens the card.
+        kind: kind of tool, which determines the icon.
+        locations: files that the call reads or changes. Editors may open these files.
+        content: content that the editor shows when the user expands the tool call.
     """
 
     title: str
@@ -81,7 +81,7 @@ class PlanEntry(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool call by the model; `arguments` is its JSON text, which may be invalid."""
+    """A tool call by the model. `arguments` is JSON text, which may be invalid."""
 
     id: str
     name: str
@@ -89,7 +89,10 @@ class ToolCall(Struct, frozen=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user"):
-    """A message of the user. If `hidden`, the agent itself wrote the message, and a replay does not show it."""
+    """A message with the role `user`.
+
+    If `hidden`, the agent wrote the message itself, and the editor does not show it when a session is loaded.
+    """
 
     id: str
     parts: tuple[Part, ...]
@@ -97,16 +100,16 @@ class UserMessage(Struct, frozen=True, tag="user"):
 
 
 class AssistantMessage(Struct, frozen=True, tag="assistant"):
-    """One answer of a model.
+    """One response of the model.
 
     Attributes:
-        id: unique in the session; the `messageId` of the answer's chunks.
-        text: text of the answer.
+        id: message id, unique in the session. The chunks sent to the editor have this id as `messageId`.
+        text: text of the response.
         reasoning: reasoning text that the endpoint returned.
         calls: tool calls. For each call, a `ToolResult` follows in the history.
-        extras: data to send back to the endpoint verbatim, for example signed thinking blocks. The keys are wire APIs,
-            and each wire API reads only its own data.
-        partial: whether the turn was canceled or the stream broke off before the end.
+        extras: data that later requests send back to the endpoint unchanged, for example signed thinking blocks. The
+            keys are API formats. The client of each API format reads only the data under its key.
+        partial: whether the response is incomplete because the user canceled it or the stream broke off.
     """
 
     id: str
@@ -122,11 +125,11 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
 
     Attributes:
         call_id: id of the call in the preceding assistant message.
-        content: text for the model.
-        failed: whether the call failed; the content contains the reason.
+        content: text for the model. If the call failed, the text contains the reason.
+        failed: whether the call failed.
         images: images for the model, after the content.
-        card: final display of the call in the editor, for replay.
-        plan: the whole plan if the call changed it, else None.
+        card: final display of the call in the editor, shown again when the session is loaded.
+        plan: the complete new plan if the call changed the agent's plan, else None.
     """
 
     call_id: str
@@ -138,7 +141,10 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
 
 
 class Summary(Struct, frozen=True, tag="summary"):
-    """A compaction: `text` replaces all earlier messages except the last `kept` of them."""
+    """A summary of the conversation.
+
+    In requests to the model, `text` replaces all earlier messages, except the last `kept` messages before the summary.
+    """
 
     id: str
     text: str
@@ -146,7 +152,7 @@ class Summary(Struct, frozen=True, tag="summary"):
 
 
 class Cleared(Struct, frozen=True, tag="cleared"):
-    """The user cleared the conversation: the model sees no earlier messages."""
+    """A history entry: the user cleared the conversation here, and the model sees no earlier messages."""
 
     id: str
 

@@ -8,7 +8,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """Return the value as one line of JSON with its line break. Lone surrogates become U+FFFD."""
+    """Return the value as one line of JSON that ends with a line break. Lone surrogates become U+FFFD."""
     try:
         return _encoder.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -16,7 +16,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """Return the value with lone surrogates in strings replaced by U+FFFD, so that it can be encoded as UTF-8."""
+    """Return a JSON value in which U+FFFD replaces lone surrogates, which cannot be encoded as UTF-8."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:

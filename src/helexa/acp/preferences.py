@@ -1,4 +1,4 @@
-"""Saved preferences of a project: the last choices of the user and permanent permissions."""
+"""Saved preferences of each project: the user's last choices and the permanent permissions of tool calls."""
 
 import fcntl
 import hashlib
@@ -17,9 +17,12 @@ MAX_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
-    """A saved "always" answer of the user: calls of a tool that are permanently allowed or rejected.
+    """A saved decision of the user that permanently allows or rejects certain calls of a tool.
 
-    `tool` and `subject` name these calls, as in `helexa.acp.tools.tool.Scope`.
+    Attributes:
+        tool: name of the tool.
+        subject: the calls to which the decision applies; see `helexa.acp.tools.tool.Scope`.
+        allowed: True if the calls are allowed, False if they are rejected.
     """
 
     tool: str
@@ -28,7 +31,7 @@ class Grant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """The preferences of a folder. A field is None until the user chooses a value."""
+    """The saved preferences for sessions in the folder `cwd`. A field is None until the user chooses a value."""
 
     cwd: str
     model: str | None = None
@@ -45,11 +48,11 @@ class Preferences:
         self._folder = data_dir / "projects"
 
     def path(self, cwd: str) -> Path:
-        """Return the preferences file of a folder."""
+        """Return the path of the file that stores the preferences for the folder `cwd`."""
         return self._folder / f"{hashlib.sha256(os.fsencode(cwd)).hexdigest()[:16]}.json"
 
     def read(self, cwd: str) -> Project:
-        """Return the preferences of a folder."""
+        """Return the preferences for the folder `cwd`, or empty preferences if none are saved."""
         path = self.path(cwd)
         try:
             project = msgspec.json.decode(path.read_bytes(), type=Project)
@@ -61,7 +64,7 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Read, change and write preferences under a file lock; return the new preferences."""
+        """Apply `change` to the preferences for the folder `cwd` under a file lock, save and return the result."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
@@ -73,7 +76,10 @@ class Preferences:
             return change(self.read(cwd))
 
     def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Save a permanent permission or rejection. If there are more than `MAX_GRANTS`, remove the oldest."""
+        """Save that calls of `tool` with `subject` are permanently allowed or rejected, and return all preferences.
+
+        If there are more than `MAX_GRANTS` such decisions, the oldest is removed.
+        """
 
         def added(project: Project) -> Project:
             other_grants = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))

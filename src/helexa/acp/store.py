@@ -1,4 +1,4 @@
-"""Sessions on disk: one append-only log of JSON lines per session."""
+"""Stores sessions on disk, each as an append-only log file of JSON lines."""
 
 import base64
 import binascii
@@ -25,11 +25,19 @@ _TITLE_MARK = b'\n{"type":"title"'
 
 
 class StoreError(Exception):
-    """A session cannot be read or written; the message is for the user."""
+    """A session cannot be read or written. The error message is shown to the user."""
 
 
 class Head(Struct, frozen=True, tag="head"):
-    """The first line of a log. `cwd` and `directories` are absolute; `created` is in seconds since 1970."""
+    """The first line of a session's log file.
+
+    Attributes:
+        id: session id.
+        cwd: absolute path of the session's working directory.
+        created: creation time in seconds since 1970.
+        directories: absolute paths of additional folders that the agent may access.
+        version: version of the log format.
+    """
 
     id: str
     cwd: str
@@ -39,19 +47,19 @@ class Head(Struct, frozen=True, tag="head"):
 
 
 class Round(Struct, frozen=True, tag="round"):
-    """The messages of a completed round."""
+    """A log line with messages that were appended together, for example a response and its tool results."""
 
     messages: tuple[Message, ...]
 
 
 class Title(Struct, frozen=True, tag="title"):
-    """A new title of the session."""
+    """A log line with the session's new title."""
 
     title: str
 
 
 class SavedChoices(Struct, frozen=True, tag="chosen"):
-    """The user's current model, mode, thought level and temperature, saved after each change."""
+    """A log line with the user's model, permission mode, thought level and temperature, written after each change."""
 
     model: str
     mode: str
@@ -60,7 +68,13 @@ class SavedChoices(Struct, frozen=True, tag="chosen"):
 
 
 class SavedUsage(Struct, frozen=True, tag="spent"):
-    """Context usage in tokens after a round, and the session's total cost so far in US dollars."""
+    """A log line with the token usage after a model response.
+
+    Attributes:
+        used: tokens of the last request and its response.
+        size: context size in tokens, or None if unknown.
+        cost: total cost of the session so far in US dollars, or None if unknown.
+    """
 
     used: int
     size: int | None = None
@@ -73,15 +87,15 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 @dataclass(slots=True)
 class SavedSession:
-    """The saved state of a session, as read from its log.
+    """The saved state of a session, as read from its log file.
 
     Attributes:
-        head: the first line.
-        messages: the history, oldest first.
+        head: first line of the log file.
+        messages: the conversation history, oldest first.
         title: last title, or None.
         choices: last choices of the user, or None.
-        usage: last usage, or None.
-        unreadable_lines: number of unreadable lines, including an incomplete last line after a crash.
+        usage: token usage after the last response, or None.
+        unreadable_lines: number of invalid lines, including an incomplete last line after a crash.
     """
 
     head: Head
@@ -94,7 +108,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
-    """A session in a list of sessions. `updated_s` is the time of the last change, in seconds since 1970."""
+    """A saved session in a list of sessions. `updated_s` is the time of the last change, in seconds since 1970."""
 
     head: Head
     title: str | None
@@ -107,7 +121,7 @@ class SessionEntry:
 
 
 class SessionLog:
-    """The log of one session. Appended entries are on disk when `append` returns."""
+    """The log file of one session. Appended entries are on disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +131,7 @@ class SessionLog:
         return self._path.exists()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries in one write.
+        """Append lines to the log file in one write, and wait until they are on disk.
 
         Raises:
             StoreError: the file is missing, or the write failed.
@@ -125,7 +139,7 @@ class SessionLog:
         self._write(entries, os.O_RDWR | os.O_APPEND)
 
     def create(self, head: Head) -> None:
-        """Create the log file with `head` as its first line.
+        """Create the log file of a new session, with `head` as its first line.
 
         Raises:
             StoreError: the file cannot be created.
@@ -142,7 +156,7 @@ class SessionLog:
             os.close(folder)
 
     def read(self) -> SavedSession:
-        """Read the whole log, skipping unreadable lines.
+        """Read the whole log file and return the session's saved state. Invalid lines are skipped.
 
         Raises:
             FileNotFoundError: the session does not exist.
@@ -175,9 +189,9 @@ class SessionLog:
         return saved
 
     def list_entry(self) -> SessionEntry | None:
-        """Return the session's entry for lists, from the log's first line and last title.
+        """Return a short description of the session for a list, or None if the log file is invalid.
 
-        Return None if the log is invalid.
+        Only the first line and the last title of the log file are parsed.
         """
         try:
             with self._path.open("rb") as file:
@@ -213,27 +227,32 @@ class SessionLog:
 
 
 class Store:
-    """All sessions of this user, below one folder."""
+    """All saved sessions of this user, in one folder."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "sessions"
 
     def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
-        """Create a session.
+        """Create the log file of a new session and return it.
+
+        Args:
+            id: session id.
+            cwd: absolute path of the working directory.
+            directories: absolute paths of additional folders that the agent may access.
 
         Raises:
-            StoreError: the session cannot be written.
+            StoreError: the log file cannot be written.
         """
         session_log = SessionLog(self._path(id))
         session_log.create(Head(id, cwd, time.time(), tuple(directories)))
         return session_log
 
     def open(self, id: str) -> SessionLog:
-        """Return the log of a session, whether or not the session exists."""
+        """Return the log file of a session. The file need not exist."""
         return SessionLog(self._path(id))
 
     def delete(self, id: str) -> None:
-        """Delete a session permanently. Missing sessions are ignored.
+        """Delete the log file of a session. Do nothing if the session does not exist.
 
         Raises:
             StoreError: the session cannot be deleted.
@@ -244,7 +263,14 @@ class Store:
             raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
 
     def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionEntry], str | None]:
-        """Return a page of sessions, the newest first, and the cursor of the next page or None.
+        """Return a page of saved sessions, last changed first, and the cursor of the next page.
+
+        Args:
+            cwd: list only sessions with this working directory, or all sessions if None.
+            cursor: cursor from the previous page, or None for the first page.
+
+        Returns:
+            The sessions, and the cursor of the next page or None if this page is the last.
 
         Raises:
             ValueError: the cursor is invalid.

@@ -1,4 +1,4 @@
-"""`python -m helexa.bench`: the same as the `helexa-bench` command."""
+"""Entry point of `python -m helexa.bench`, which runs the `helexa-bench` command."""
 
 from helexa.bench.cli import main
 

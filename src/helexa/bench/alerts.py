@@ -1,7 +1,8 @@
-"""Alerts from verdicts. A suspected change requires more samples, and only confirmed changes are reported.
+"""Detects performance changes between builds and reports confirmed regressions to a webhook.
 
-A confirmed change sets a new level: later builds are compared with this level only. So one slowdown raises one alert,
-even if it persists over many builds.
+A verdict compares the samples of a new build with those of earlier builds. A suspected change is confirmed only after
+more samples are taken. After a confirmed change, later builds are compared only with builds since the change. A
+slowdown that lasts over many builds therefore raises one alert.
 """
 
 import logging
@@ -34,12 +35,12 @@ Key = tuple[int, int, int, int, int, str]
 
 @dataclass(slots=True)
 class Review:
-    """The result of a review of the newest cells.
+    """The result of comparing the newest builds with earlier builds.
 
     Attributes:
-        suspected: number of changes that wait for more samples.
-        regressed: regressions confirmed by this review.
-        improved: improvements confirmed by this review.
+        suspected: number of changes that need more samples before they are confirmed or dismissed.
+        regressed: alerts of slowdowns that this review has confirmed.
+        improved: alerts of speedups that this review has confirmed.
     """
 
     suspected: int = 0
@@ -48,13 +49,13 @@ class Review:
 
 
 class Watch:
-    """Compares the results of a sweep with earlier builds and requests more samples where needed.
+    """Compares new samples with earlier builds and requests more samples of suspected changes.
 
     Args:
-        config: the `[alerts]` section.
-        store: the database for writing.
-        archive: the same database for reading.
-        samples: number of good samples per cell.
+        config: the `[alerts]` section of the configuration.
+        store: the database, opened for writing.
+        archive: the same database, opened for reading.
+        samples: number of valid samples that are normally taken of each cell (benchmark configuration).
     """
 
     def __init__(self, config: AlertsSection, store: Store, archive: Archive, samples: int) -> None:
@@ -68,13 +69,17 @@ class Watch:
             tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
 
     def wanted(self, cell: Cell) -> int:
-        """Return the required number of good samples of a cell, which is higher during a suspicion."""
+        """Return the number of valid samples that `cell` (a benchmark configuration) needs.
+
+        The number is higher if a change of one of the cell's metrics is suspected.
+        """
         return self._wanted.get(_natural_key(cell), self._samples)
 
     def review(self) -> Review:
-        """Compare the newest cell of each target, model and scenario with earlier builds.
+        """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
 
-        A suspected change with enough samples is confirmed or dismissed.
+        A new change is stored as a suspected alert. A suspected alert that has enough samples is confirmed or
+        dismissed.
         """
         known = {_key(row): row for row in self._rows()}
         review = Review()
@@ -90,7 +95,7 @@ class Watch:
         return review
 
     async def deliver(self) -> int:
-        """Send undelivered confirmed regressions to the webhook; return the number of accepted alerts."""
+        """Post confirmed regressions that were not delivered before to the webhook. Return how many it accepted."""
         if self._config.webhook is None:
             return 0
         waiting = [
@@ -193,7 +198,7 @@ class Watch:
 
 
 def payload(alert: alerts.Alert) -> dict[str, Any]:
-    """Return the JSON body for the webhook; `text` is a sentence for chat services."""
+    """Return the JSON body of the webhook request for `alert`. Its field `text` is one sentence for chat services."""
     change = (alert.ratio - 1) * 100
     return {
         "text": f"{alert.model}, {alert.scenario} on {alert.target}: {METRICS[alert.metric].title} {change:+.1f} %"

@@ -1,4 +1,4 @@
-"""The pages and the API as one ASGI application."""
+"""The web application that serves the HTML pages and the API (ASGI)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,11 +30,11 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
 
 def create_app(database: Path, root_path: str = "") -> Starlette:
-    """Return an application that reads a database, which need not exist yet.
+    """Return a web application that shows the results in `database`.
 
     Args:
-        database: path of the database.
-        root_path: path prefix set by a reverse proxy, for example `/bench`; links begin with the prefix.
+        database: path of the database. If the file does not exist yet, requests get a 503 until it does.
+        root_path: path prefix set by a reverse proxy, for example `/bench`. All links begin with it.
     """
 
     @asynccontextmanager
@@ -67,14 +67,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Guarded:
-    """Middleware that adds security headers to every response."""
+    """ASGI middleware that adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_HEADERS]

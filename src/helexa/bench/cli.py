@@ -1,4 +1,7 @@
-"""The `helexa-bench` command, also `helexa bench`: one module per subcommand, imported at its first use."""
+"""The `helexa-bench` command, also available as `helexa bench`.
+
+Each subcommand is a module, which is imported when the subcommand is first used.
+"""
 
 import os
 import sys
@@ -14,7 +17,7 @@ _VERBS = "helexa.bench.commands"
 
 
 def create_app(name: str) -> App:
-    """Return the command line application named `name`."""
+    """Return the command line application with all subcommands. `name` is the command's name in help texts."""
     app = App(
         name=name,
         version=f"helexa-bench {__version__}",
@@ -38,7 +41,7 @@ app = create_app("bench")
 
 
 def main() -> NoReturn:
-    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     try:
         code = create_app("helexa-bench")() or 0
         sys.stdout.flush()

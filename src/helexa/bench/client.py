@@ -1,6 +1,7 @@
-"""The benchmark client: sends one streamed request and records the time of each event.
+"""The benchmark client: sends a streaming request and records the arrival time of each chunk.
 
-A request is never retried, except without a parameter that the model has just rejected by name.
+A failed request is not retried, with one exception. If the server rejects an optional parameter by name, the request is
+sent again without it.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from helexa.core.sse import EventParser
 log = logging.getLogger(__name__)
 
 REFUSALS = (429, 503, 529)
-"""HTTP statuses of overloaded servers; Anthropic uses 529."""
+"""HTTP statuses with which overloaded servers reject requests. 529 is used by Anthropic."""
 
 _MAX_CONNECTIONS = 4096
 _MAX_ANSWER_BYTES = 256 << 20
@@ -39,23 +40,23 @@ _READ_BYTES = 1 << 18
 
 
 def dialect_of(kind: TargetKind) -> Dialect:
-    """Return the API format of a target kind."""
+    """Return the API format (OpenAI or Anthropic) that servers of `kind` accept."""
     return AnthropicMessages() if kind == "anthropic" else OpenAIChat()
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Sends requests to one server.
+    """Sends streaming requests to one server.
 
     Attributes:
-        session: HTTP session from `open_session`, which reports the time at which a request is sent.
+        session: HTTP session from `open_session`, which records when a request is sent.
         endpoint: base URL of the server.
         dialect: API format of the server.
-        clock: source of times.
+        clock: source of the current time.
         bearer: API key, or None.
-        timeout_secs: longest duration of a request in seconds.
-        ignore_eos: whether the server supports `ignore_eos`.
-        rejected: rejected parameters by model, which are omitted.
+        timeout_secs: longest duration of a request, in seconds.
+        ignore_eos: True if the server supports the parameter `ignore_eos`.
+        rejected: optional parameters that each model has rejected. They are not sent again.
     """
 
     session: aiohttp.ClientSession
@@ -75,13 +76,16 @@ class Client:
         role: Role = "load",
         cancel_after: int | None = None,
     ) -> RequestRecord:
-        """Send a request and read its answer to the end. The record contains all errors.
+        """Send a request, read the response to its end, and return a record of times, content and errors.
+
+        An error of the request is stored in the record and not raised.
 
         Args:
-            question: the request.
-            scheduled: scheduled time on the clock, or None.
-            role: role of the request in the load.
-            cancel_after: number of chunks after which the client disconnects, or None.
+            prompt: the request.
+            scheduled: time on `clock` at which the request should be sent, or None if it has no schedule.
+            role: purpose of the request within the benchmark load, stored in the record.
+            cancel_after: number of chunks after which the client closes the connection, or None to read the whole
+                response.
         """
         now = self.clock.now
         requested_at = now()
@@ -167,7 +171,10 @@ class Client:
 
 @asynccontextmanager
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Provide an HTTP session with many connections, no timeouts, and no proxy."""
+    """Provide an HTTP session with a large connection pool and without timeouts, cookies or proxy.
+
+    Requests of the session record the time at which they are sent.
+    """
     trace = aiohttp.TraceConfig()
     for signal in (trace.on_connection_create_end, trace.on_connection_reuseconn):
         signal.append(_note_sending)
@@ -182,7 +189,7 @@ async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncI
 
 
 async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
-    """Record the time at which the connection is ready and the request is sent."""
+    """Store the current time in the request's context when its connection is ready, just before the request is sent."""
     moments: SimpleNamespace | None = context.trace_request_ctx
     if moments is not None:
         moments.sent = moments.now()

@@ -1,4 +1,4 @@
-"""`helexa-bench.toml`: targets, scenarios, alerts, and storage of results."""
+"""Types of the configuration file `helexa-bench.toml`: targets, scenarios, alerts, API and storage."""
 
 import os
 import re
@@ -37,17 +37,23 @@ def _state_folder() -> Path:
 
 
 class BenchSection(config.Section):
-    """`[bench]`.
+    """The section `[bench]`: what is measured how often, and where results are stored.
+
+    A cell is one benchmark configuration: target, host, build, model and scenario. A sample is one execution of a
+    scenario.
 
     Attributes:
-        sweep_interval_secs: seconds from the start of one sweep to the start of the next.
-        samples_per_version: number of good samples per cell; verdicts require 5 or more.
-        iteration_pause_secs: seconds between two samples.
-        request_timeout_secs: longest duration of a request in seconds.
+        sweep_interval_secs: seconds from the start of one sweep over all targets to the start of the next.
+        samples_per_version: number of valid samples that are taken of each cell. A comparison of builds needs 5 or
+            more.
+        iteration_pause_secs: pause between two samples, in seconds.
+        request_timeout_secs: longest duration of a request, in seconds.
         db_path: path of the database.
-        seed: random seed of prompts and schedules; the same seed produces the same load.
-        request_retention_days: days after which requests of a run are deleted, while the run is kept; 0 for never.
-        telemetry_interval_secs: seconds between two readings of a target's accelerators during a measurement.
+        seed: random seed of prompts and arrival times. The same seed produces the same load.
+        request_retention_days: days after which data on single requests is deleted. Summaries of samples are not
+            deleted. 0 keeps everything.
+        telemetry_interval_secs: seconds between two readings of GPU memory, utilization and temperature during a
+            sample.
     """
 
     sweep_interval_secs: Positive = 1800.0
@@ -61,13 +67,13 @@ class BenchSection(config.Section):
 
 
 class CapabilityProbe(config.Section):
-    """One `[[scenarios.capability_probes]]` entry: a task whose answer is stored as an artifact and scored.
+    """An entry of `[[scenarios.capability_probes]]`: a prompt whose response is stored and scored.
 
     Attributes:
         name: name of the probe.
-        prompt: the task.
-        max_tokens: maximum tokens of the answer.
-        expect: regular expressions; the share of matching expressions is the first score.
+        prompt: the prompt.
+        max_tokens: maximum number of tokens of the response.
+        expect: regular expressions. The score is the share of expressions that match the response.
     """
 
     name: Name
@@ -86,12 +92,12 @@ class CapabilityProbe(config.Section):
 
 
 class ObjectivesSection(config.Section):
-    """`[scenarios.objectives]`: limits that a good request must meet; None disables a limit.
+    """The section `[scenarios.objectives]`: latency limits for goodput. None disables a limit.
 
     Attributes:
-        ttft_secs: longest time to first token in seconds.
-        tpot_secs: longest time per output token in seconds.
-        e2e_secs: longest duration in seconds.
+        ttft_secs: longest time to first token, in seconds.
+        tpot_secs: longest time per output token, in seconds.
+        e2e_secs: longest time to the last token, in seconds.
     """
 
     ttft_secs: Positive | None = 2.0
@@ -100,14 +106,16 @@ class ObjectivesSection(config.Section):
 
 
 class AgenticSection(config.Section):
-    """`[scenarios.agentic]`: conversations like those of coding agents.
+    """The section `[scenarios.agentic]`: concurrent conversations that imitate coding agents.
+
+    A turn is one request of a conversation.
 
     Attributes:
-        conversations: number of concurrent conversations; 0 for none.
-        turns: number of turns per conversation.
+        conversations: number of concurrent conversations. 0 disables the scenario.
+        turns: number of requests per conversation.
         system_tokens: tokens of the system prompt, which all conversations share.
-        tool_tokens: median tokens that a tool result adds to each turn.
-        tool_secs: median duration of a tool in seconds.
+        tool_tokens: median number of tokens that a tool result adds to the prompt after each response.
+        tool_secs: median time that a tool takes between two requests, in seconds.
     """
 
     conversations: int = Field(default=0, ge=0)
@@ -118,12 +126,13 @@ class AgenticSection(config.Section):
 
 
 class OpenLoopSection(config.Section):
-    """`[scenarios.open_loop]`: requests arrive independently of the server's answers.
+    """The section `[scenarios.open_loop]`: requests are sent at given times, independent of earlier responses.
 
     Attributes:
-        rates: requests per second, ascending; rates above the first saturating rate are skipped.
-        arrivals: `poisson` or `constant`.
-        duration_secs: seconds per rate.
+        rates: request rates to measure, in requests per second. If a rate saturates the server, higher rates are
+            skipped.
+        arrivals: distribution of the times between requests, `poisson` or `constant`.
+        duration_secs: seconds for which each rate is measured.
         prompt_tokens: tokens of each prompt.
     """
 
@@ -134,24 +143,26 @@ class OpenLoopSection(config.Section):
 
 
 class ScenariosSection(config.Section):
-    """`[scenarios]`. Empty lists and zeros disable a scenario.
+    """The section `[scenarios]`: which scenarios are measured. Empty lists and zeros disable a scenario.
 
     Attributes:
-        prompt_sizes: prompt tokens of single-stream requests, cold and warm.
-        decode_depths: tokens in the KV cache before decoding is timed.
-        max_tokens: maximum tokens of an answer.
-        concurrency_levels: numbers of concurrent requests.
-        concurrency_secs: seconds per concurrency level.
-        concurrency_prompt_tokens: prompt tokens of each concurrent request.
-        open_loop: open-loop load.
-        agentic: conversations of agents.
-        probe_prompt_tokens: tokens of long prompts that run concurrently with one-token requests; 0 for none.
-        cancel: whether to disconnect during an answer and time the release.
-        tools: whether to check the correctness of tool calls.
-        json_schema: whether to check the correctness of answers with a schema.
-        image_sizes: side lengths in pixels of square images, for image models.
-        capability_probes: tasks whose answers are scored.
-        objectives: limits of good requests.
+        prompt_sizes: prompt sizes in tokens for single requests. Each size is measured without and with a prefix cache
+            hit.
+        decode_depths: numbers of tokens in the KV cache at which the decode rate is measured.
+        max_tokens: maximum number of tokens of a response.
+        concurrency_levels: numbers of concurrent requests to measure.
+        concurrency_secs: seconds for which each concurrency level is measured.
+        concurrency_prompt_tokens: tokens of each concurrent request's prompt.
+        open_loop: requests at fixed rates.
+        agentic: conversations that imitate coding agents.
+        probe_prompt_tokens: prompt size of long requests during which the latency of one-token requests is measured. 0
+            disables the scenario.
+        cancel: True to measure how fast the server releases a request after the client disconnects.
+        tools: True to check whether tool calls are correct.
+        json_schema: True to check whether responses with a JSON Schema are correct.
+        image_sizes: side lengths of square images in pixels, for models that generate images.
+        capability_probes: prompts whose responses are stored and scored.
+        objectives: latency limits for goodput.
     """
 
     prompt_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [128, 4096])
@@ -172,11 +183,11 @@ class ScenariosSection(config.Section):
 
 
 class ApiSection(config.Section):
-    """`[api]`.
+    """The section `[api]`: the web server for pages and API.
 
     Attributes:
-        enabled: whether `run` also serves the results.
-        listen: address of the pages and the API.
+        enabled: True to serve the results also during `helexa-bench run`.
+        listen: address on which pages and API are served.
         root_path: path prefix set by a reverse proxy, for example `/bench`.
     """
 
@@ -186,12 +197,12 @@ class ApiSection(config.Section):
 
 
 class AlertsSection(config.Section):
-    """`[alerts]`.
+    """The section `[alerts]`: detection of performance changes between builds.
 
     Attributes:
-        webhook: URL that receives a JSON object by POST for each alert.
-        metrics: metrics to compare.
-        extra_samples: number of samples required to confirm an alert.
+        webhook: URL that receives a JSON object by POST for each confirmed regression.
+        metrics: names of the metrics to compare.
+        extra_samples: number of additional samples that are required to confirm a suspected change.
         min_effect: smallest relative change that counts.
     """
 
@@ -202,15 +213,16 @@ class AlertsSection(config.Section):
 
 
 class TargetSection(config.Section):
-    """One `[[targets]]` entry.
+    """An entry of `[[targets]]`: a server to measure.
 
     Attributes:
         name: unique name of the target.
-        kind: `neuron`, `cortex`, or `openai` or `anthropic` for any server with this API format.
+        kind: `neuron` or `cortex` for servers of helexa, `openai` or `anthropic` for other servers with these API
+            formats.
         endpoint: base URL, without `/v1`.
         label: display name.
         bearer: API key, or None.
-        models: models to measure; empty selects all warm models.
+        models: names of the models to measure. If empty, all loaded models are measured.
     """
 
     name: Name
@@ -222,7 +234,7 @@ class TargetSection(config.Section):
 
 
 class BenchConfig(config.Section):
-    """The whole file."""
+    """The contents of the configuration file."""
 
     bench: BenchSection = Field(default_factory=BenchSection)
     scenarios: ScenariosSection = Field(default_factory=ScenariosSection)
@@ -240,10 +252,12 @@ class BenchConfig(config.Section):
 
 
 def load(path: Path | None) -> BenchConfig:
-    """Read the file and the `BENCH_` variables; a relative `db_path` is relative to the file's folder.
+    """Return the configuration from the file at `path` and from environment variables that start with `BENCH_`.
+
+    A relative `db_path` is resolved against the configuration file's folder.
 
     Raises:
-        ConfigError: the configuration is invalid; the message is one line.
+        ConfigError: the configuration is invalid. The message is one line.
     """
     settings = config.load(BenchConfig, path, env_prefix=ENV_PREFIX)
     variables.log_unknown_variables(BenchConfig, prefix=ENV_PREFIX)

@@ -1,6 +1,6 @@
-"""The daemon: repeat sweep, review and wait.
+"""The measuring process: measures all targets repeatedly and compares the results with earlier builds.
 
-A separate process serves the pages, so serving does not disturb samples.
+The web pages are served by a separate process, because serving requests would disturb the measurements.
 """
 
 import asyncio
@@ -39,14 +39,15 @@ async def sweep_once(
     wanted: Callable[[Cell], int] | None = None,
     clock: Clock | None = None,
 ) -> SweepReport:
-    """Run one sweep over all targets.
+    """Measure all missing samples of all targets once.
 
     Args:
         config: the configuration.
         store: the database.
-        scenarios: scenarios instead of the configured scenarios.
-        wanted: returns the required number of good samples of a cell, instead of the configured number.
-        clock: source of times.
+        scenarios: scenarios to measure, or None for the scenarios of the configuration.
+        wanted: function that returns how many valid samples a cell (benchmark configuration) needs, or None for the
+            number in the configuration.
+        clock: source of the current time, or None for the system clock.
 
     Raises:
         ConfigError: the configuration has no targets.
@@ -60,7 +61,9 @@ async def sweep_once(
 
 
 async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tuple[SweepReport, Review]:
-    """Run a sweep, and a second sweep for suspected changes; deliver alerts of regressions.
+    """Measure all missing samples, compare them with earlier builds, and send alerts of confirmed regressions.
+
+    If the comparison suspects a change, more samples are measured and the comparison is repeated.
 
     Raises:
         ConfigError: the configuration has no targets.
@@ -77,11 +80,11 @@ async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tu
 
 
 async def run(config: BenchConfig, path: Path | None) -> None:
-    """Measure until SIGINT or SIGTERM, which discards the running sample.
+    """Measure repeatedly until SIGINT or SIGTERM. The signal discards the sample that is being measured.
 
     Args:
         config: the configuration.
-        path: path of the configuration file, for the process that serves the pages.
+        path: path of the configuration file, which is passed to the process that serves the pages.
 
     Raises:
         HelexaError: the configuration has no targets, or the database cannot be opened.
@@ -130,14 +133,14 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
 
 
 class Pages:
-    """The process that serves the results."""
+    """The child process that serves the web pages and the API."""
 
     def __init__(self, path: Path | None) -> None:
         self._arguments = ["serve", *(["--config", str(path)] if path is not None else [])]
         self._process: asyncio.subprocess.Process | None = None
 
     async def ensure(self) -> None:
-        """Start the process unless it runs."""
+        """Start the process if it is not running."""
         if self._process is not None and self._process.returncode is None:
             return
         if self._process is not None:
@@ -149,7 +152,7 @@ class Pages:
         )
 
     async def end(self) -> None:
-        """End the process."""
+        """Terminate the process and wait for its exit. After a timeout, kill it."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()

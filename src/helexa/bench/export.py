@@ -1,4 +1,4 @@
-"""Static export: every page that other pages link to, except single runs."""
+"""Writes the web pages as static files, except the list of samples and the pages of single samples."""
 
 import hashlib
 import shutil
@@ -18,7 +18,7 @@ MOST_PAGES = 5000
 
 
 def export(archive: Archive, folder: Path) -> int:
-    """Write all pages and their static files below `folder`; return the number of pages.
+    """Write all pages and the files that they use to `folder`. Return the number of pages.
 
     Raises:
         HelexaError: the folder cannot be written.
@@ -37,7 +37,7 @@ def export(archive: Archive, folder: Path) -> int:
 
 
 class _Site:
-    """The pages to export, discovered through links."""
+    """The pages of an export. Starting with the overview, every page that another page links to is added."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -46,7 +46,7 @@ class _Site:
         self.written = 0
 
     def pages(self) -> Any:
-        """Yield the name and the text of each file."""
+        """Yield the file name and the HTML of each page."""
         self.link("overview")
         while self._queue:
             name, query = self._queue.popleft()
@@ -64,7 +64,7 @@ class _Site:
             yield file, text
 
     def link(self, name: str, **query: Any) -> str | None:
-        """Return the file of a page, or None for pages that are not exported."""
+        """Return the file name of a page and add it to the export. Return None for pages that are not exported."""
         given = {key: value for key, value in query.items() if value not in (None, "")}
         if name in _LEFT_OUT or (name == "compare" and given):  # comparisons of all pairs of builds would be too many
             return None

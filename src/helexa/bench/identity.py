@@ -1,4 +1,4 @@
-"""Identity of samples: target, host, build, model and scenario, each with its unique key."""
+"""What was measured: target, host, build, model and scenario, and the keys that identify them in the database."""
 
 import hashlib
 import json
@@ -9,18 +9,18 @@ from typing import Any, Literal
 TargetKind = Literal["neuron", "cortex", "openai", "anthropic"]
 UNKNOWN = "unknown"
 EXTERNAL = "external"
-"""The `sha` of a server that does not report its commit."""
+"""The `sha` of a build whose server does not report its commit."""
 
 
 def digest(value: object) -> str:
-    """Return a short hash of a JSON value, independent of the order of its keys."""
+    """Return a short hash of a JSON value. The order of dict keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure; `name` is its key."""
+    """A server to measure. `name` identifies it in the database."""
 
     name: str
     kind: TargetKind
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One accelerator of a host."""
+    """An accelerator of a host."""
 
     name: str
     vram_total_mb: int
@@ -38,7 +38,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Hardware and driver of a target; another driver or accelerator makes a different host with the same name."""
+    """The hardware and drivers of a target.
+
+    If the driver or an accelerator changes, the same machine becomes another host with the same name.
+    """
 
     hostname: str
     os: str = ""
@@ -52,23 +55,24 @@ class Host:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the properties that affect speed; the kernel version is excluded."""
+        """Hash of the properties that affect speed. The kernel version is not included."""
         cards = [[gpu.name, gpu.vram_total_mb] for gpu in self.gpus]
         return digest([self.cpu, self.cpu_cores, self.driver_version, self.cuda_version, cards])
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A running program: its commit and the versions of its dependencies.
+    """The program that a target runs: its commit, version and dependencies.
 
     Attributes:
         engine: name of the program, for example `helexa` or `llama.cpp`.
-        sha: short commit; `external` if the server does not report it.
-        sha_long: full commit, or empty.
+        sha: abbreviated commit hash, or `external` if the server does not report it.
+        sha_long: full commit hash, or empty.
         version: version of the program, or empty.
-        dirty: whether files differed from the commit; None if unknown.
+        dirty: True if the source differed from the commit, or None if unknown.
         built_ms: build time in UTC epoch milliseconds.
-        facts: all other reported properties; a different property makes a different build.
+        facts: other properties that the server reports, for example library versions. Two programs with different
+            properties are different builds.
     """
 
     engine: str
@@ -87,11 +91,11 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model.
+    """A model and the configuration with which a target serves it.
 
     Attributes:
-        name: name in requests.
-        config: properties that affect speed or answers: quantization, harness, devices, limits.
+        name: model name, as used in requests.
+        config: properties that affect speed or responses: quantization, inference engine (harness), devices, limits.
     """
 
     name: str
@@ -99,18 +103,19 @@ class Model:
 
     @property
     def config_hash(self) -> str:
-        """Hash of the configuration."""
+        """Hash of `config`."""
         return digest(dict(self.config))
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioKey:
-    """A scenario as stored.
+    """The name and the parameters that identify a scenario in the database.
 
     Attributes:
         name: display name, for example `single:cold:4096`.
-        kind: family, for example `single` or `concurrency`.
-        params: all parameters of the load; different parameters make a different scenario with the same name.
+        kind: kind of the scenario, for example `single` or `concurrency`.
+        params: all parameters of the load. Scenarios with the same name but different parameters are different
+            scenarios.
     """
 
     name: str
@@ -119,13 +124,16 @@ class ScenarioKey:
 
     @property
     def params_hash(self) -> str:
-        """Hash of kind and parameters."""
+        """Hash of `kind` and `params`."""
         return digest([self.kind, dict(self.params)])
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The unit of measurement: each cell receives a given number of good samples."""
+    """A benchmark configuration: one scenario, on one model, build, host and target.
+
+    Each cell is measured until it has a given number of valid samples.
+    """
 
     target: Target
     host: Host

@@ -1,4 +1,4 @@
-"""Results as Markdown tables, for terminals and pull request comments."""
+"""Formats results as Markdown tables, for terminals and pull request comments."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,7 +20,13 @@ FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -> str:
-    """Return an aligned Markdown table; the first `left` columns are left-aligned, the others right-aligned."""
+    """Return an aligned Markdown table.
+
+    Args:
+        columns: column headings.
+        rows: texts of each row.
+        left: number of left-aligned columns. The columns after them are right-aligned.
+    """
     lines = [list(columns), *([_plain(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
 
@@ -36,7 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
 
 
 def comparison(compared: Sequence[Compared]) -> str:
-    """Return the table of a comparison."""
+    """Return a comparison of two builds or targets as a Markdown table, with notes below the table."""
     rows = [
         (
             f"{row.model} {row.scenario}" + (f" on {row.target}" if row.target else ""),
@@ -160,7 +166,7 @@ def _concurrency(results: Sequence[capacity.Capacity]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text without line breaks and unescaped cell separators."""
+    """Return `text` on one line, with `|` escaped for a Markdown table. An empty text becomes a dash."""
     return " ".join(text.replace("|", "\\|").split()) or "–"
 
 

@@ -1,4 +1,4 @@
-"""Serves the pages and the API."""
+"""Runs the web server for the pages and the API."""
 
 import logging
 from pathlib import Path
@@ -11,10 +11,15 @@ log = logging.getLogger(__name__)
 
 
 async def serve(database: Path, listen: Address, root_path: str = "") -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve the pages and the API until SIGINT or SIGTERM.
+
+    Args:
+        database: path of the database.
+        listen: address to listen on.
+        root_path: path prefix set by a reverse proxy.
 
     Raises:
-        HelexaError: the address cannot be bound.
+        HelexaError: the server cannot listen on the address.
     """
     with bind(listen) as bound:
         listener = Listener(create_app(database, root_path))

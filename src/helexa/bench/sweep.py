@@ -1,7 +1,7 @@
-"""A sweep: take the missing samples of every cell of every target.
+"""A sweep: takes the missing samples of all benchmark configurations on all targets.
 
-A cell is a target, its host, its build, a model with its configuration, and a scenario. A new build has new cells
-without samples, so the next sweep measures it.
+A benchmark configuration is called a cell. It consists of a target, its host and build, a model with its configuration,
+and a scenario. A new build has new cells without samples, so the next sweep measures it.
 """
 
 import logging
@@ -30,13 +30,13 @@ _MOST_RESTARTS = 3
 
 @dataclass(slots=True)
 class SweepReport:
-    """The result of a sweep.
+    """Numbers of samples and cells of a sweep.
 
     Attributes:
-        measured: number of valid samples.
-        failed: number of invalid samples.
-        skipped: number of cells with all samples.
-        unreachable: reason by name of each target that did not answer.
+        measured: number of valid samples taken.
+        failed: number of invalid samples taken.
+        skipped: number of cells that already had all required samples.
+        unreachable: error message by name of each target that could not be reached.
     """
 
     measured: int = 0
@@ -46,17 +46,17 @@ class SweepReport:
 
 
 class TargetChangedError(Exception):
-    """The host or build of a target has changed."""
+    """The host or the build of a target changed during a sample."""
 
 
 class Sweep:
-    """Takes samples.
+    """Takes the missing samples of a list of targets.
 
     Args:
         config: the configuration.
         store: the database.
-        clock: source of times.
-        wanted: returns the required number of good samples of a cell.
+        clock: source of the current time.
+        wanted: function that returns how many valid samples a cell needs.
     """
 
     def __init__(self, config: BenchConfig, store: Store, clock: Clock, wanted: Callable[[Cell], int]) -> None:
@@ -67,7 +67,7 @@ class Sweep:
         self.report = SweepReport()
 
     async def run(self, connections: Iterable[Connection], scenarios: list[Scenario]) -> SweepReport:
-        """Measure one target after the other."""
+        """Measure the targets one after the other. A target that fails is recorded in the report and skipped."""
         for connection in connections:
             try:
                 await self._target(connection, scenarios)
@@ -102,9 +102,9 @@ class Sweep:
     async def _top_up(
         self, connection: Connection, identity: Identity, cell: Cell, scenario: Scenario, model: ServedModel
     ) -> bool:
-        """Take the missing samples of a cell; return whether the server was saturated.
+        """Take the missing samples of `cell`. Return whether the server was saturated in one of its samples.
 
-        The first invalid sample ends the cell in this sweep.
+        After an invalid sample, the sweep takes no more samples of this cell.
         """
         count, wanted = self._store.count(cell), self._wanted(cell)
         if count.good >= wanted:
@@ -123,7 +123,12 @@ class Sweep:
         return saturated
 
     async def _keep(self, connection: Connection, identity: Identity, cell: Cell, sample: Sample) -> None:
-        """Store a sample if the target's host and build are unchanged since its start."""
+        """Store a sample if the target still has the host and the build with which the sample started.
+
+        Raises:
+            TargetChangedError: the host or the build has changed, and the sample is discarded.
+            TargetError: the target cannot be reached. The sample is stored.
+        """
         try:
             same = await connection.server.identity() == identity
         except TargetError:  # a target that broke under the load is a valid result
@@ -177,7 +182,7 @@ class Sweep:
 
 
 def _shown(sample: Sample) -> dict[str, float]:
-    """Return the values of a sample's log line."""
+    """Return the metrics of a sample that are logged."""
     distributions = sample.measures.distributions if sample.measures else {}
     medians = {
         name: round(distributions[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in distributions

@@ -1,4 +1,4 @@
-"""Readings of a target's accelerators during a measurement."""
+"""Reads GPU memory, utilization and temperature of a target during a sample."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,10 @@ _MOST = 20_000  # readings of one sample
 
 @asynccontextmanager
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
-    """Collect readings in the provided list during the block, and one more at its end."""
+    """Poll the accelerators of `server` every `interval_secs` during the `with` block.
+
+    The provided list grows during the block. One more reading is added at the end of the block.
+    """
     start = clock.now()
     readings: list[Reading] = []
 

@@ -1,4 +1,4 @@
-"""The `helexa` command: one module per subcommand, imported at its first use."""
+"""The `helexa` command. Each subcommand has a module, which is imported when the subcommand is used."""
 
 import contextlib
 import io

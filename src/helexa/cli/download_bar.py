@@ -1,4 +1,4 @@
-"""Progress of a model download: nothing for quick downloads, else a bar on a terminal and a final line."""
+"""Shows the progress of a model download as a bar on a terminal, and prints a final line. Short downloads show none."""
 
 import os
 import sys
@@ -26,15 +26,16 @@ _WIDTH_OF_ALL = 100
 
 
 class DownloadBar:
-    """A context manager that shows the progress of a model's download and load, updated by `show`.
+    """A context manager that shows the progress of a model's download and load. `show` updates the progress.
 
-    The end of the `with` block removes the bar.
+    The end of the `with` block removes the bar. If a download took more than a moment, a line with its size and speed
+    is then printed.
 
     Args:
         name: name of the model.
-        quiet: show neither the bar nor the final line.
+        quiet: whether to show neither the bar nor the final line.
         stream: stream to draw the bar on, by default stderr. The bar is drawn only if the stream is a terminal.
-        clock: returns the time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(
@@ -80,7 +81,13 @@ class DownloadBar:
             note(f"{self._name}: fetched {size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Update the progress: a stage, the bytes done, and the total bytes (0: unknown)."""
+        """Update the progress.
+
+        Args:
+            stage: what is being done, for example `download`.
+            done: bytes done in this stage.
+            total: total bytes of this stage, or 0 if unknown.
+        """
         self._at = (stage, done, total)
         if stage == "download":
             if self._cached_bytes is None:
@@ -104,7 +111,7 @@ class DownloadBar:
 
 
 def _bar(stream: TextIO) -> "Progress":
-    """Return a progress bar of one line. On a narrow terminal, columns that do not fit are omitted."""
+    """Return a progress bar that takes one line of the terminal. Columns that do not fit are omitted."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column

@@ -16,7 +16,7 @@ _SOURCE_CODES = {
 
 
 class CommandError(HelexaError):
-    """A command of `helexa` failed; the process ends with `exit_code`."""
+    """A `helexa` command failed. The process prints the message and ends with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class CommandError(HelexaError):
 
 
 def exit_code(error: HelexaError) -> int:
-    """Return the exit code of a command that failed with `error`."""
+    """Return the exit code with which a command ends if it failed with `error`."""
     match error:
         case SourceError():
             return _SOURCE_CODES.get(error.kind, 1)

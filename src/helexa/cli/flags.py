@@ -1,4 +1,4 @@
-"""Options shared by several commands: target and sampling."""
+"""Command line options that several commands have: where the model runs, and sampling."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ class Where:
     quant: str | None = None
 
     def place(self, model: str | None) -> ModelLocation:
-        """Return the options as the library's `ModelLocation`."""
+        """Return the library's `ModelLocation` (choice of model and server or engine) for `model` and these options."""
         return ModelLocation(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
 
 
@@ -68,5 +68,5 @@ class SamplingFlags:
     stop: Annotated[list[str] | None, Parameter(negative="")] = None
 
     def sampling(self) -> Sampling:
-        """Return the options as the library's `Sampling`."""
+        """Return the library's `Sampling` object with these options."""
         return Sampling(**asdict(self))

@@ -1,4 +1,4 @@
-"""A small synchronous client of the gateway for simple requests."""
+"""A small synchronous HTTP client of the gateway, for requests of commands such as `helexa status`."""
 
 import json
 import os
@@ -18,13 +18,13 @@ _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
 class Gateway:
-    """One gateway with its base URL. Every method opens a new connection."""
+    """An HTTP client of one gateway or node. Every request opens a new connection."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """Store the URL and the key of the gateway. Like in client libraries, the URL may end in `/v1`.
+        """Store the base URL of the gateway, which may end in `/v1`, and the API key.
 
         Raises:
-            CommandError: the URL or the key is invalid.
+            CommandError: the URL or the API key is invalid.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
@@ -44,17 +44,22 @@ class Gateway:
 
     @classmethod
     def from_environment(cls, url: str | None) -> Self:
-        """Return the gateway at `url`, else at `HELEXA_BASE_URL`, else on this machine.
+        """Return a client of the gateway at `url`.
 
-        The environment variable `HELEXA_API_KEY` contains the key.
+        If `url` is None, the environment variable `HELEXA_BASE_URL` is used, or else the default URL on this machine.
+        The environment variable `HELEXA_API_KEY` contains the API key.
         """
         return cls(url or os.environ.get("HELEXA_BASE_URL") or DEFAULT_URL, os.environ.get("HELEXA_API_KEY"))
 
     def get(self, path: str, patience: float = _REPLY_SECONDS) -> Any:
-        """Return the JSON at `path`; `patience` is the timeout in seconds.
+        """Send a GET request for `path`, and return the response as parsed JSON.
+
+        Args:
+            path: URL path, such as `/v1/models`.
+            patience: timeout in seconds.
 
         Raises:
-            CommandError: the gateway is unreachable, rejects the request, or does not answer with JSON.
+            CommandError: the gateway is unreachable, rejects the request, or returns no JSON.
         """
         with closing(self._connect(patience)) as connection, self._ask(connection, path, patience) as response:
             try:
@@ -63,7 +68,11 @@ class Gateway:
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
     def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """Return the models that `/v1/models` lists, within `patience` seconds; raises the errors of `get`."""
+        """Return the entries of the gateway's model list (`/v1/models`). The timeout is `patience` seconds.
+
+        Raises:
+            CommandError: the gateway is unreachable, rejects the request, or returns no list of models.
+        """
         response = self.get("/v1/models", patience)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):

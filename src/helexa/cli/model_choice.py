@@ -1,4 +1,4 @@
-"""Selects the model of a conversation."""
+"""Selects the model that a command uses on a gateway."""
 
 import difflib
 
@@ -8,7 +8,10 @@ from helexa.cli.terminal import note, printable
 
 
 def choose_model(gateway: Gateway, wanted: str | None, *, quiet: bool = False) -> str:
-    """Return the model to use: `wanted` if given, else the gateway's first loaded model, else its first model.
+    """Return the name of the model to use on a gateway.
+
+    It is `wanted` if given, else the first loaded model in the gateway's list, else the first model. Unless `quiet`, a
+    note is printed if the model is not loaded yet.
 
     Raises:
         CommandError: the gateway does not list `wanted`, or lists no models.

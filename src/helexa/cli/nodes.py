@@ -1,4 +1,4 @@
-"""The gateway's reports of its nodes, from `/api/nodes`."""
+"""Reads the gateway's report about its nodes from `/api/nodes`."""
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -8,7 +8,13 @@ from helexa.core.fleet import Activation, DeviceHealth, Discovery, ModelInfo, Mo
 
 
 class NodeReport(Record):
-    """One node: its models, their load, and the models it is loading."""
+    """The gateway's report about one node.
+
+    Attributes:
+        models: models on the node.
+        load: current load of each model.
+        activation: progress of the models that the node loads at its start.
+    """
 
     name: str
     endpoint: str = ""
@@ -20,12 +26,12 @@ class NodeReport(Record):
     discovery: Discovery | None = None
 
     def load_of(self, model: str) -> ModelLoad | None:
-        """Return the load of `model` on this node, or None if unknown."""
+        """Return the current load (such as running requests) of `model` on this node, or None if unknown."""
         return next((load for load in self.load if load.id == model), None)
 
 
 def node_reports(gateway: Gateway) -> list[NodeReport]:
-    """Return the reports of all nodes.
+    """Request and return the gateway's reports about all its nodes.
 
     Raises:
         CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.

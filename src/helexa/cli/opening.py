@@ -1,4 +1,4 @@
-"""Loads a model at its target and shows the progress."""
+"""Loads a model on a server or in a private engine, and shows the progress."""
 
 import difflib
 import logging
@@ -19,18 +19,19 @@ from helexa.generation.targets import DEFAULT_MODEL
 def opened(
     where: Where, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
 ) -> tuple[Model, Target]:
-    """Load a model (the default model if `name` is None) and return it with its target.
+    """Load a model, and return it with the server or private engine that runs it.
 
     Args:
-        where: target options.
-        name: model name, or None.
-        checked: whether to reject a name that the server does not list. If not, the server decides, because a server
-            may accept names that it does not list.
-        quiet: show no progress.
-        verbose: print where the model runs.
+        where: command line options that select the server or private engine.
+        name: model name, or None for the default model.
+        checked: whether to reject a name that the server does not list. If False, the name is sent to the server,
+            which may also accept names that it does not list.
+        quiet: whether to show no progress.
+        verbose: whether to print where the model runs.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched; for a misspelled name, the message suggests a known name.
+        HelexaError: the model could not be downloaded or loaded. If the name is misspelled, the message suggests a
+            known name.
     """
     place = where.place(name)
     if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
@@ -55,7 +56,7 @@ class _Notes(logging.Handler):
 
 
 def _tell_all() -> None:
-    """Print the library's log messages of level INFO and above on stderr."""
+    """Set up logging so that the library's log messages of level INFO and above are printed on stderr."""
     log = logging.getLogger("helexa.generation")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]
@@ -63,7 +64,7 @@ def _tell_all() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """Return the error with a suggestion if `name` is similar to a known name."""
+    """Return an error that suggests a known model name if `name` is similar to it, else return `error`."""
     from helexa.cli.local.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 

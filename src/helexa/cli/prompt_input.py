@@ -1,4 +1,4 @@
-"""The prompt of a command: arguments, files, and text piped in."""
+"""Builds the prompt of a command from an argument, files, and text that is piped to stdin."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _MOST_CHARACTERS = 16 * 1024 * 1024
 
 
 def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
-    """Return the prompt, followed by the files and the text piped in.
+    """Return the prompt, followed by the contents of the files and the text that is piped to stdin.
 
     Raises:
         CommandError: the prompt is empty or too long, or a file cannot be read.

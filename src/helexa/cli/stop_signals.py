@@ -1,4 +1,4 @@
-"""Stop signals of a command, delivered in order instead of as exceptions."""
+"""Records stop signals such as Ctrl-C, so that a command can wait for them instead of being interrupted."""
 
 import selectors
 import signal
@@ -10,11 +10,10 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """A context manager in whose block SIGINT, SIGTERM and SIGHUP end no process but are recorded for `wait`.
+    """A context manager that records the stop signals SIGINT, SIGTERM and SIGHUP for the method `wait`.
 
-    SIGCHLD, the end of a child process, also ends `wait`.
-
-    Stop signals that were ignored at the start of the command (`nohup`) stay ignored.
+    In the `with` block, these signals do not end or interrupt this process. SIGCHLD (a child process ended) is recorded
+    too. Stop signals that were ignored when the command started, for example because of `nohup`, stay ignored.
     """
 
     def __init__(self) -> None:
@@ -39,9 +38,9 @@ class StopSignals:
         self._writer.close()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for a signal, and return whether a stop signal arrived.
+        """Wait until a signal arrives, at most `seconds`. Return whether a stop signal arrived.
 
-        The wait ends after `seconds`; None is no time limit.
+        SIGCHLD also ends the wait. If `seconds` is None, the wait has no time limit.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
@@ -50,4 +49,4 @@ class StopSignals:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Do nothing: a signal handler is needed, but Python writes the signal number to the wake-up socket."""
+    """Do nothing. Python itself writes the signal's number to the wake-up socket, but requires a signal handler."""

@@ -16,12 +16,15 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters that could control a terminal; newlines and tabs stay."""
+    """Return `text` without control characters, which could control the terminal. Newlines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether to write colors to `stream`, by `NO_COLOR`, `FORCE_COLOR`, or the kind of terminal."""
+    """Return whether colors can be written to `stream`.
+
+    The environment variables `NO_COLOR` and `FORCE_COLOR` decide, else whether `stream` is a terminal with colors.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -35,7 +38,7 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def note(text: str) -> None:
-    """Print one line on stderr; errors of the stream are ignored."""
+    """Print one line on stderr, in a fainter color. Write errors are ignored."""
     with suppress(OSError):
         print(dim(text, sys.stderr), file=sys.stderr, flush=True)
 
@@ -49,10 +52,13 @@ def size_text(count: int) -> str:
 
 
 class Progress:
-    """Progress of a wait on stderr: after half a second, a bar on a terminal, or plain lines elsewhere."""
+    """A context manager that shows on stderr what a command is waiting for.
+
+    The progress is shown only after half a second: on a terminal as a bar, elsewhere as plain lines.
+    """
 
     def __init__(self, plain: bool = False) -> None:
-        """Create the progress. If `plain`, it is printed as lines even on a terminal."""
+        """Start the half second. If `plain`, the progress is printed as lines even on a terminal."""
         self._plain = plain or not sys.stderr.isatty()
         self._started = time.monotonic()
         self._bar: Bar | None = None
@@ -67,7 +73,12 @@ class Progress:
             self._bar.stop()
 
     def show(self, text: str, fraction: float | None = None) -> None:
-        """Show `text`; `fraction` is the completed part from 0 to 1, or None if unknown."""
+        """Show `text`, which says what the command is waiting for.
+
+        Args:
+            text: one line of text.
+            fraction: completed fraction from 0 to 1, or None if unknown.
+        """
         if time.monotonic() - self._started < PATIENCE_SECONDS:
             return
         if self._plain:

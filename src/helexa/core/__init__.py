@@ -1,4 +1,4 @@
-"""Shared types and helpers: errors, configuration, wire formats.
+"""Types and helpers that gateway, node and other programs share: errors, configuration, API formats.
 
 This package imports neither torch nor a web framework, and runs no event loop.
 """

@@ -1,4 +1,4 @@
-"""Addresses in configurations: listen addresses and base URLs of servers."""
+"""Validation of addresses in configurations: listen addresses, base URLs and host names."""
 
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 
 class Address(NamedTuple):
-    """A host and port for a server to listen on. With port 0, the operating system chooses a free port."""
+    """Host and port on which a server listens. With port 0, the operating system chooses a free port."""
 
     host: str
     port: int
@@ -18,7 +18,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Parse `host:port` or `[IPv6]:port`, and return an `Address`. A value that is an `Address` is returned unchanged.
+    """Parse `host:port` or `[IPv6]:port` to an `Address`. A value that already is an `Address` is returned unchanged.
 
     Raises:
         ValueError: the value is not an address.
@@ -53,10 +53,10 @@ def base_url(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """Return a host name or IP address in lower case; an IPv6 address is returned without brackets.
+    """Check that `text` is a host name or IP address, and return it in lower case and without brackets.
 
     Raises:
-        ValueError: the text is not a host.
+        ValueError: the text is not a host name or IP address.
     """
     host = text.lower().removeprefix("[").removesuffix("]")
     try:

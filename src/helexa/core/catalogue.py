@@ -1,4 +1,4 @@
-"""The catalogue (`models.toml`): models that a fleet may serve, their memory needs, and aliases."""
+"""The model catalogue (`models.toml`): the models that a fleet can load, their memory needs, and aliases."""
 
 import logging
 from functools import cached_property
@@ -26,36 +26,36 @@ Harness = Annotated[Literal["torch"], BeforeValidator(_known_harness)]
 
 
 class CataloguedLimit(Limit):
-    """Token limits of a model in the catalogue. Limits that a node reports override these limits."""
+    """Token limits of a model, as stated in the catalogue. If a node reports limits, they are used instead."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class CataloguedCost(Cost):
-    """Prices of a model in the catalogue, in USD per million tokens."""
+    """Prices of a model, as stated in the catalogue, in USD per million tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Profile(config.Section):
-    """One `[[models]]` entry of the catalogue: a model, and how a fleet may serve it.
+    """One `[[models]]` entry of the catalogue: a model, and how nodes load it.
 
     Attributes:
-        id: model id in requests, for both gateway and node.
-        harness: the node's engine; `candle` means `torch`.
-        quant: quantization to load; None for the source's own format.
-        tool_parser: tool-call format; None to detect it from the model's files.
-        vram_mb: estimated memory usage in MiB; None if unknown.
+        id: model id in requests to the gateway and to nodes.
+        harness: name of the inference engine that loads the model. `candle` is accepted as another name of `torch`.
+        quant: quantization to load. None means the format of the source's files.
+        tool_parser: name of the model's tool-call format. None means that the node detects it from the model's files.
+        vram_mb: estimated memory usage in MiB, or None if unknown.
         min_devices: number of accelerators across which the model is split.
-        min_device_vram_mb: smallest total memory of each of these accelerators, in MiB.
-        pinned_on: names of the only nodes that may serve the model; empty for all nodes.
-        residency_priority: eviction priority: a model is never evicted for a model of lower priority. Default 100, or
-            1000 for a pinned model.
-        source: a source scheme such as `huggingface`, or a full source id such as `pypi:package`; None for the node's
+        min_device_vram_mb: minimum total memory of each of these accelerators in MiB, or None for no minimum.
+        pinned_on: names of the nodes that may serve the model. If empty, all nodes may serve it.
+        residency_priority: eviction priority. A model is never evicted to make room for a model of lower priority. The
+            default is 100, or 1000 for a model with `pinned_on`.
+        source: a source scheme such as `huggingface`, or a full source id such as `pypi:package`. None means the node's
             default scheme.
-        capabilities: capabilities to list until a node reports the model's own.
-        limit: token limits to use until a node reports its own.
-        cost: prices in USD per million tokens; None means unpriced.
+        capabilities: capabilities that `/v1/models` lists until a node reports the capabilities of the model.
+        limit: token limits that apply until a node reports its limits.
+        cost: prices of the model, or None if no price is known.
     """
 
     id: str = Field(min_length=1)
@@ -83,9 +83,9 @@ class Profile(config.Section):
         return self
 
     def full_source(self) -> str | None:
-        """Return the source id to send to nodes, or None if the profile has no source.
+        """Return the full source id of the model, which is sent to nodes, or None if the entry has no `source`.
 
-        If `source` is only a scheme, such as `huggingface`, the model's id is appended.
+        If `source` is only a scheme, such as `huggingface`, the model id is appended to it.
 
         Raises:
             SourceError: the source is not valid.
@@ -97,7 +97,12 @@ class Profile(config.Section):
 
 
 class Catalogue(config.Section):
-    """Profiles of models, and aliases. Each alias stands for a model id, not for another alias."""
+    """The contents of `models.toml`: models, and aliases of models.
+
+    Attributes:
+        models: the models, each described by a `Profile`.
+        aliases: the model id for each alias. An alias cannot refer to another alias.
+    """
 
     models: list[Profile] = Field(default_factory=list[Profile])
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
@@ -114,11 +119,11 @@ class Catalogue(config.Section):
         return self
 
     def resolve(self, name: str) -> str:
-        """Return the model id that the alias `name` stands for; if `name` is not an alias, return `name`."""
+        """Return the model id of the alias `name`. If `name` is not an alias, return `name`."""
         return self.aliases.get(name, name)
 
     def profile(self, model_id: str) -> Profile | None:
-        """Return the profile of a model id, or None if the catalogue has none."""
+        """Return the catalogue entry of a model, or None if the model is not in the catalogue."""
         return self._profiles.get(model_id)
 
     @cached_property
@@ -129,7 +134,8 @@ class Catalogue(config.Section):
 def load(path: Path) -> Catalogue:
     """Read the catalogue file `path`.
 
-    If the file is missing, log a warning and return an empty catalogue: nodes may still serve models that they report.
+    If the file is missing, log a warning and return an empty catalogue. Models that nodes have loaded can still be
+    used.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid catalogue.

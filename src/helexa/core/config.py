@@ -1,7 +1,8 @@
-"""Configuration: a TOML file overlaid by environment variables, with strict validation.
+"""Reads a configuration from a TOML file and environment variables, with strict validation.
 
-An environment variable `PREFIX_A__B` sets key `b` of table `a`. Its value is parsed as TOML if possible, else used as
-plain text. Unknown keys of the file are errors that name the nearest known key; unknown variables are ignored.
+An environment variable `PREFIX_A__B` overrides key `b` of table `a`. Its value is parsed as TOML if possible, else used
+as plain text. An unknown key in the file is an error, and the message names the most similar known key. Unknown
+environment variables are ignored.
 """
 
 import difflib
@@ -18,7 +19,7 @@ from helexa.core.variables import Keys, overlay
 
 
 class Section(BaseModel):
-    """Base class of all configuration tables: unknown keys are errors."""
+    """Base class of all configuration tables. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
 
@@ -37,15 +38,16 @@ def load(
     """Read the TOML file `path`, override its values from environment variables, and return the validated result.
 
     Args:
-        schema: class of the configuration.
-        path: TOML file; None for defaults only.
+        schema: class of the whole configuration.
+        path: path of the TOML file. None if there is no file.
         env_prefix: prefix of the environment variables to read.
-        short_names: additional variable names, each with the key that it sets. If a variable with the key's full name
-            is set too, the full name takes precedence.
-        environ: the environment; `os.environ` if None.
+        short_names: additional variable names, each with the path of the key that it sets. If the variable with the
+            key's full name is also set, the full name takes precedence.
+        environ: the environment variables. None means `os.environ`.
 
     Raises:
-        ConfigError: a value is invalid. The message names the file or variable, the key, and the problem.
+        ConfigError: the file cannot be read, or a value is invalid. The message names the file or variable, the key,
+            and the problem.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     origins = overlay(tree, schema, env_prefix, short_names or {}, os.environ if environ is None else environ)

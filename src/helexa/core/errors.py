@@ -1,6 +1,6 @@
-"""Exceptions for the command line, and the one error envelope of all HTTP APIs.
+"""Exceptions with messages for users, and the error format of all OpenAI-compatible HTTP APIs.
 
-HelexaError            a failure in one line, for users
+HelexaError            base class; the message is one line
   ConfigError          a configuration file or variable is wrong
   SourceError          a model source cannot be resolved or downloaded
   DoesNotFitError      a model needs more memory than is free
@@ -15,7 +15,7 @@ _MAX_CHARS = 1000
 
 
 class HelexaError(Exception):
-    """Base class of errors for users. The message is one line: what happened, and what to do."""
+    """Base class of errors that are shown to users. The message is one line that says what happened and what to do."""
 
 
 class ConfigError(HelexaError):
@@ -28,7 +28,7 @@ class SourceError(HelexaError):
     Attributes:
         kind: `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
             `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
-        details: additional fields of the error response of `POST /models/load`.
+        details: further fields for the error response of `POST /models/load`.
     """
 
     def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
@@ -41,8 +41,8 @@ class DoesNotFitError(HelexaError):
     """A model needs more memory than is free.
 
     Attributes:
-        kind: value of `kind` in the error response of `POST /models/load`.
-        details: memory sizes in MiB, by name.
+        kind: value of the field `kind` in the error response of `POST /models/load`.
+        details: further fields for this error response: memory sizes in MiB.
     """
 
     kind = "does_not_fit"
@@ -53,9 +53,9 @@ class DoesNotFitError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is corrupt, truncated or unsupported; the text names the problem.
+    """A model file is corrupt, truncated or unsupported. The message names the problem.
 
-    The text may quote the file's content, so it is truncated to 1000 characters.
+    The message may quote the file's content, so it is truncated to 1000 characters.
     """
 
     def __init__(self, message: str) -> None:
@@ -63,15 +63,15 @@ class ModelFileError(HelexaError):
 
 
 class ApiError(HelexaError):
-    """An HTTP error response in the OpenAI envelope.
+    """An HTTP error response. Its body has OpenAI's format: a JSON object `error` with `message`, `type` and `code`.
 
     Attributes:
         status: HTTP status code.
-        type: the envelope's `type`.
-        code: the envelope's `code`, or None.
-        param: name of the offending request field, or None.
-        retry_after: whole seconds for the `Retry-After` header; None if a retry cannot succeed.
-        extras: further fields inside `error`.
+        type: value of `error.type`.
+        code: value of `error.code`, or None.
+        param: name of the invalid request field, or None.
+        retry_after: seconds for the `Retry-After` header, an integer. None if the response has no such header.
+        extras: further fields of `error`.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class ApiError(HelexaError):
         self.extras = extras
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling: the default `Exception.__reduce__` would lose the keyword arguments."""
+        """Support pickling. The default `Exception.__reduce__` would lose the keyword arguments."""
         fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
         return partial(ApiError, **fields), (self.status, self.code, str(self))
 
     def envelope(self) -> dict[str, Any]:
-        """Return the JSON body: `{"error": {"message", "type", "code", "param", ...extras}}`."""
+        """Return the JSON body of the response: `{"error": {"message", "type", "code", "param", ...extras}}`."""
         error = {"message": str(self), "type": self.type, "code": self.code, "param": self.param}
         return {"error": error | self.extras}
 
     def headers(self) -> dict[str, str]:
-        """Return the HTTP headers of the error response: `Retry-After`, if set."""
+        """Return the HTTP headers of the error response: `Retry-After` if `retry_after` is set, else none."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
 def malformed_json(detail: str) -> ApiError:
-    """Return the error for a body that is not JSON."""
+    """Return the 400 error for a request body that is not JSON. `detail` describes the syntax error."""
     return ApiError(400, "malformed_json", f"the request body is not valid JSON: {detail}")
 
 
 def invalid_body(message: str, param: str | None = None) -> ApiError:
-    """Return the error for a body with a missing or invalid field."""
+    """Return the 400 error for a request body with a missing or invalid field. `param` is the name of the field."""
     return ApiError(400, "invalid_request_body", message, param=param)
 
 
@@ -125,25 +125,25 @@ def unsupported_media_type(content_type: str) -> ApiError:
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
-    """Return the error for a parameter that helexa does not implement."""
+    """Return the 400 error for a request parameter that helexa does not implement."""
     return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
 
 
 def missing_model() -> ApiError:
-    """Return the error for a request without a model."""
+    """Return the 400 error for a request that names no model."""
     return ApiError(400, "missing_model_field", "missing 'model' field in request body", param="model")
 
 
 def model_not_found(model: str, hint: str = "") -> ApiError:
-    """Return the error for an unknown model."""
+    """Return the 404 error for an unknown model. `hint` is added to the message."""
     text = f"model '{model}' not found" + (f"; {hint}" if hint else "")
     return ApiError(404, "model_not_found", text, param="model", model_id=model)
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Return the error for a prompt above the context length.
+    """Return the 400 error for a prompt that is longer than the context length `limit`.
 
-    Agents recognize the wording of the message and then compact the conversation.
+    The message uses OpenAI's wording. Coding agents recognize this wording and then compact the conversation.
     """
     return ApiError(
         400,
@@ -157,7 +157,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def vision_unsupported(model: str) -> ApiError:
-    """Return the error for an image part sent to a text model."""
+    """Return the error for a request with an image for a model that accepts only text."""
     return ApiError(
         400,
         "vision_unsupported",
@@ -169,12 +169,15 @@ def vision_unsupported(model: str) -> ApiError:
 
 
 def service_unavailable(message: str, retry_after: int) -> ApiError:
-    """Return the error for a request that cannot be served now; a retry may succeed."""
+    """Return the 503 error for a request that cannot be served now. A retry after `retry_after` seconds may succeed."""
     return ApiError(503, "service_unavailable", message, type="api_error", retry_after=retry_after)
 
 
 def overloaded(message: str, retry_after: int, status: int = 503) -> ApiError:
-    """Return the error for a request that is rejected because a queue is full or a limit is reached."""
+    """Return the error for a request that is rejected because a queue is full or a limit is reached.
+
+    A retry after `retry_after` seconds may succeed.
+    """
     return ApiError(status, "rate_limit_exceeded", message, type="rate_limit_error", retry_after=retry_after)
 
 

@@ -1,4 +1,4 @@
-"""Error messages for missing optional dependencies, which name the extra to install (`pip install helexa[EXTRA]`)."""
+"""Error messages for missing optional dependencies. They name the extra to install: `pip install helexa[EXTRA]`."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ _EXTRAS = ("acp", "bench", "neuron")
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Return a message that names the missing module and the command that installs it.
+    """Return a message that names the missing module and the `pip` command that installs it.
 
-    Return None if `error` was not caused by a missing optional dependency.
+    The result is None if `error` was not caused by a missing optional dependency.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ModuleNotFoundError):
@@ -28,7 +28,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 @contextmanager
 def explained_extras() -> Iterator[None]:
-    """Within the context, convert the `ModuleNotFoundError` of a missing extra to a `HelexaError` that names it."""
+    """Return a context manager that converts the `ModuleNotFoundError` of a missing extra to a `HelexaError`."""
     try:
         yield
     except ModuleNotFoundError as error:

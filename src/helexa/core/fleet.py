@@ -1,7 +1,7 @@
-"""Fleet records: the data that nodes report about themselves and their models, shared by node and gateway.
+"""Formats of the data that nodes report about themselves and their models to the gateway.
 
-Records ignore unknown fields and have defaults for nested objects, so that gateways and nodes of different versions
-work together.
+The classes ignore unknown fields and have defaults for nested objects. Gateways and nodes of different versions can
+therefore work together.
 """
 
 from typing import Annotated, Any, Literal
@@ -36,8 +36,9 @@ class Discovery(Record):
     """Response of `GET /discovery`: properties of a node that are constant while its process runs.
 
     Attributes:
-        unified_accelerator: name of an accelerator that uses main memory, such as Apple's; not listed in `devices`.
-        devices: the devices visible to engines, with the engines' numbering.
+        unified_accelerator: name of an accelerator that uses main memory, such as Apple's, or None. It is not listed in
+            `devices`.
+        devices: the accelerators that engines can use. Their indexes are the indexes that the engines use.
     """
 
     hostname: str
@@ -73,7 +74,7 @@ class FailedLoad(Record):
 
 
 class Activation(Record):
-    """Progress of loading the models that the configuration lists for loading at the start of a node."""
+    """Progress of a node's start, during which it loads the models that its configuration lists."""
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -85,7 +86,12 @@ class Activation(Record):
 
 
 class Loading(Record):
-    """A model that is loading: the stage of the load, and the completed fraction of the stage (0 to 1), if known."""
+    """A model that is loading.
+
+    Attributes:
+        stage: current stage of the load, if known.
+        progress: completed fraction (0 to 1) of the stage, if known.
+    """
 
     model_id: str
     stage: str | None = None
@@ -93,20 +99,22 @@ class Loading(Record):
 
 
 class ModelLoad(Record):
-    """Current load (requests, memory, speed) of one model on a node.
+    """Current requests, memory usage and speed of one model on a node.
 
     Attributes:
-        max_in_flight, max_queue_depth, anon_max_in_flight: limits on running requests, on waiting requests, and on
-            running requests without a key.
+        in_flight, anon_in_flight: number of running requests, and number of running requests without a key.
+        queue_depth: number of waiting requests.
+        max_in_flight, max_queue_depth, anon_max_in_flight: maximum number of running requests, of waiting requests, and
+            of running requests without a key.
         rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
-            rejected_kv_unservable: requests rejected since the load, by reason.
+            rejected_kv_unservable: number of requests rejected since the model was loaded, by reason.
         kv_budget_mb, kv_available_mb: total memory of the KV cache, and the part that is neither used nor reserved, in
             MiB.
         kv_pages_total, kv_pages_free: number of KV pages, and number of KV pages that no running request uses. A free
-            page keeps its content, which a later prompt with the same prefix may reuse.
-        prompt_tokens_total, cached_prompt_tokens_total: prompt tokens since the load, and how many of them were found
-            in the KV cache.
-        tok_s_prefill, tok_s_decode: recent rates in tokens per second.
+            page keeps its content until it is reused, so a later prompt with the same prefix can use it.
+        prompt_tokens_total, cached_prompt_tokens_total: number of prompt tokens since the model was loaded, and how
+            many of them were found in the prefix cache.
+        tok_s_prefill, tok_s_decode: recent speed of prefill and decode, in tokens per second.
     """
 
     id: str
@@ -136,11 +144,11 @@ class Health(Record):
     """Response of `GET /health` of a node.
 
     Attributes:
-        memory_free_mb, memory_total_mb: host memory available to the node, in MiB; None if unknown.
-        loading: all running loads.
-        poisoned: quarantined models, whose engines crashed repeatedly, with the last error. Only a new load request
-            restarts them.
-        responses: prefix of the ids of responses that this process stores; None without a response store.
+        memory_free_mb, memory_total_mb: free and total host memory available to the node in MiB, or None if unknown.
+        loading: the models that are loading.
+        poisoned: the models that the node no longer serves because their engines crashed repeatedly, with the last
+            error. The node serves such a model again only after a new load request.
+        responses: prefix of the ids of all responses that this process stores, or None if it stores no responses.
     """
 
     uptime_secs: WireInt = 0
@@ -155,7 +163,7 @@ class Health(Record):
 
 
 class Limit(Record):
-    """Token limits of a model on a node."""
+    """Maximum number of tokens of a model on a node: context length, input tokens and output tokens."""
 
     context: WireInt
     input: WireInt | None = None
@@ -163,7 +171,7 @@ class Limit(Record):
 
 
 class Servable(Record):
-    """Whether the model could serve a minimal request now, and if not, the reason."""
+    """Whether a model could serve a minimal request now. If not, `reason` and `detail` say why."""
 
     ok: bool
     reason: str | None = None
@@ -171,7 +179,7 @@ class Servable(Record):
 
 
 class ModelSpec(Record):
-    """Request body of `POST /models/load`: the model to load, and options."""
+    """Request body of `POST /models/load`: the model to load, and options of the load."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -188,7 +196,9 @@ class ModelInfo(Record):
     """One model in the response of `GET /models`.
 
     Attributes:
-        quant: format to which the weights were quantized during loading.
+        status: state of the model. `poisoned` means that the node rejects requests because the engine crashed
+            repeatedly.
+        quant: format to which the node quantized the weights during the load, or None.
         progress: completed fraction (0 to 1) of `stage`, if known.
         stage: current stage of the load, if the model is loading.
     """

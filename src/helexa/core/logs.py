@@ -1,4 +1,4 @@
-"""Logging as text or JSON, with the request id in each line."""
+"""Formats log lines as text or JSON, with the id of the current request."""
 
 import json
 import logging
@@ -22,7 +22,8 @@ _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
     """Configure Python's logging to write to stderr.
 
-    The environment variable `HELEXA_LOG` overrides `level`; `HELEXA_LOG_FORMAT` overrides `default_format`.
+    The environment variable `HELEXA_LOG` overrides `level`. The variable `HELEXA_LOG_FORMAT` overrides
+    `default_format`.
 
     Raises:
         ConfigError: the level or format is unknown.
@@ -39,7 +40,10 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
-    """Log `event` with `fields`: in text format as `event key=value ...`, in JSON format with one member per field."""
+    """Log an event with named fields.
+
+    The text format is `event key=value ...`. The JSON format has one member per field.
+    """
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])
         logger.log(level, "%s", text, extra={"event": event, "fields": fields})
@@ -52,7 +56,7 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the text of a log record, with the id of the current request."""
+        """Return the text of a log record, with the id of the current request at its end."""
         current_id = request_id.get()
         return super().formatMessage(record) + (f" request={current_id}" if current_id else "")
 
@@ -79,5 +83,5 @@ class JsonLines(logging.Formatter):
 
 
 def _formatted(value: object) -> str:
-    """Return the text of a field value in a plain-text log line. Ambiguous strings are quoted."""
+    """Return the text of a field's value for a plain-text log line. Strings with spaces or quotes are quoted."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

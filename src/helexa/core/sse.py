@@ -1,4 +1,4 @@
-"""Write and parse server-sent events."""
+"""Formatting and parsing of server-sent events."""
 
 import re
 from dataclasses import dataclass
@@ -7,14 +7,19 @@ DONE = b"data: [DONE]\n\n"
 """Last event of a stream in the OpenAI API formats."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment that keeps the connection alive and carries no data."""
+"""A comment without data. It is sent to keep the connection alive."""
 
 MAX_EVENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One server-sent event: its data lines, joined by line feeds, and its name (`message` by default)."""
+    """One server-sent event.
+
+    Attributes:
+        data: the data lines, joined by line feeds.
+        event: name of the event.
+    """
 
     data: str
     event: str = "message"
@@ -30,19 +35,19 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the index in `data` after the first event that ends in `data[begin:]`; 0 if no event ends there."""
+    """Return the index after the end of the first event that ends in `data[begin:]`, or 0 if no event ends there."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the index in `data` after the last event that ends in `data[begin:end]`; 0 if no event ends there."""
+    """Return the index after the end of the last event that ends in `data[begin:end]`, or 0 if no event ends there."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 class LineSplitter:
-    """Splits an event stream that arrives in chunks into lines, which end with LF, CR or CRLF."""
+    """Splits an event stream that arrives in chunks into lines. A line ends with LF, CR or CRLF."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -50,11 +55,11 @@ class LineSplitter:
 
     @property
     def partial_bytes(self) -> int:
-        """Number of bytes of the last line, which is incomplete."""
+        """Number of buffered bytes of the last line, which is not complete yet."""
         return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Add the next bytes of the stream, and return the lines that are now complete."""
+        """Add the next bytes of the stream, and return the newly completed lines without line ends."""
         if not chunk:
             return []
         if self._after_cr:
@@ -71,7 +76,7 @@ class LineSplitter:
 
 
 class EventParser:
-    """Parses an event stream that arrives in chunks into events."""
+    """Parser of a stream of server-sent events that arrives in chunks of any size."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -81,7 +86,7 @@ class EventParser:
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Add the next bytes of the stream, and return the events that are now complete.
+        """Add the next bytes of the stream, and return the newly completed events.
 
         Raises:
             ValueError: an event is longer than `MAX_EVENT_BYTES`.
@@ -93,7 +98,7 @@ class EventParser:
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
-        """Process one line. Return the event that an empty line ends, else None."""
+        """Process one line. If the line is empty and ends an event with data, return the event, else None."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
         if line:

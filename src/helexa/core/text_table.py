@@ -6,12 +6,12 @@ _MAX_WIDTH = 1 << 20  # columns: wide enough that no table is cut or wrapped
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """Return rows as aligned columns, two spaces apart, without color.
+    """Format rows as a text table with aligned columns, without color.
 
     Args:
         headings: headings of the columns.
-        rows: one value per heading. A float is shown with one decimal, None as a dash.
-        right: headings of columns to align right. Columns that hold only numbers and None are always aligned right.
+        rows: rows with one value per heading. A float is shown with one decimal, and None as a dash.
+        right: headings of the columns to align right. Columns of numbers are always aligned right.
     """
     from rich.console import Console
     from rich.table import Table
@@ -30,7 +30,7 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right:
 
 
 def printable(text: object) -> str:
-    """Return untrusted text as one line without terminal control characters, safe to print."""
+    """Return untrusted text as one line without control characters, which can be printed to a terminal safely."""
     return " ".join("".join(char for char in str(text) if char.isprintable() or char.isspace()).split())
 
 

@@ -1,7 +1,7 @@
-"""Environment variables of a configuration: `PREFIX_A__B` sets key `b` of table `a`.
+"""Environment variables that override a configuration: `PREFIX_A__B` sets key `b` of table `a`.
 
-Variables that name no key of the schema have no effect, because other programs use the same prefixes: AWS Neuron has
-`NEURON_RT_VISIBLE_CORES`, and for a service named `cortex` Kubernetes sets `CORTEX_SERVICE_HOST` and
+Variables that match no key of the configuration have no effect, because other programs use the same prefixes. AWS
+Neuron has `NEURON_RT_VISIBLE_CORES`. For a service named `cortex`, Kubernetes sets `CORTEX_SERVICE_HOST` and
 `CORTEX_PORT=tcp://10.0.0.1:31313`.
 """
 
@@ -29,15 +29,24 @@ _MAX_NAMES = 8
 def overlay(
     tree: dict[str, Any], schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> dict[Keys, str]:
-    """Set keys of `tree`, a parsed configuration file, from environment variables.
+    """Override values in `tree`, the parsed configuration file, by environment variables.
 
-    Return the name of the variable that set each key.
+    Former names of tables, in `tree` and in variables, are replaced by the current names. If several variables set the
+    same key, the variable with the current full name has the highest precedence. Next is a former name, and last a name
+    in `short`.
 
-    Former names of tables in `tree` and in variables are replaced by the current names. If several variables set
-    one key, the current full name wins over a former name, and a former name over a name in `short`.
+    Args:
+        tree: the parsed configuration file, which is changed in place.
+        schema: class of the whole configuration.
+        prefix: prefix of the environment variables to read.
+        short: additional variable names, each with the path of the key that it sets.
+        environ: the environment variables.
+
+    Returns:
+        For the path of each overridden key, the name of the variable that set it.
 
     Raises:
-        ConfigError: the file has a value where a variable needs a table.
+        ConfigError: a variable sets a key in a table, but the file has a plain value in place of this table.
     """
     _rename_tables(tree, schema)
     origins: dict[Keys, str] = {}
@@ -62,11 +71,16 @@ def log_unknown_variables(
     others: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log the environment variables that begin with `prefix` and have no effect.
+    """Log the environment variables that begin with `prefix` but match no configuration key.
 
-    The level is warning if a variable looks like a misspelled key.
+    If a variable looks like a misspelled key, the log level is warning, else info.
 
-    `others` are names of variables that other code reads; they are not logged.
+    Args:
+        schema: class of the whole configuration.
+        prefix: prefix of the environment variables.
+        short: additional variable names, each with the path of the key that it sets.
+        others: names of variables that other code reads. They are not logged.
+        environ: the environment variables.
     """
     short = short or {}
     known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(others)
@@ -92,7 +106,7 @@ def log_unknown_variables(
 def _matching_variables(
     schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Keys]]:
-    """Yield the name of each environment variable that sets a key of `schema`, and the key."""
+    """Yield the name of each environment variable that sets a key of `schema`, and the path of this key."""
     for name, value in environ.items():
         if not name.startswith(prefix):
             continue
@@ -104,12 +118,12 @@ def _matching_variables(
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Return a sort key for variables that set the same key: the variable with the highest precedence sorts last."""
+    """Return a sort key for the variable `name`. Of several variables for the same key, the last one takes effect."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 
 def _resolve(annotation: Any, keys: Keys) -> Keys | None:
-    """Return the path `keys` with former names replaced by current names; None if the schema has no such path."""
+    """Return the key path `keys` with former names replaced by current names, or None if the schema has no such key."""
     if not keys:
         return ()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -126,7 +140,7 @@ def _resolve(annotation: Any, keys: Keys) -> Keys | None:
 
 
 def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
-    """Yield all keys of a schema, except keys below free-form tables and lists."""
+    """Yield the paths of all keys of a schema, except keys inside free-form tables and lists."""
     for name, field in schema.model_fields.items():
         section = next(_sections(field.annotation), None)
         if section is None:

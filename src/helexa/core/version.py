@@ -1,3 +1,3 @@
-"""The version of helexa from pyproject.toml."""
+"""The version of helexa, as stated in pyproject.toml."""
 
 __version__ = "0.1.0"

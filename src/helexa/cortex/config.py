@@ -14,27 +14,28 @@ ENV_PREFIX = "CORTEX_"
 
 
 class GatewaySection(config.Section):
-    """`[gateway]`.
+    """The table `[gateway]`: listen addresses, limits and timeouts.
 
     Attributes:
         listen: address of the API. A non-loopback address needs `entitlements.require_auth` or `insecure`.
         metrics_listen: address of the Prometheus metrics.
-        insecure: allow listening on the network without required keys.
-        cors_origins: origins whose pages may call the API; none by default, `*` for all.
-        max_body_mb: largest request body in MiB.
-        max_body_memory_mb: memory in MiB for all concurrent request bodies. None means 512 or four times `max_body_mb`,
-            whichever is more. Must be at least twice `max_body_mb`, because one client address may use half of this
-            memory.
+        insecure: True to allow a non-loopback `listen` address although requests need no key.
+        cors_origins: origins of web pages that may call the API from a browser. `*` means all origins.
+        max_body_mb: maximum size of a request body in MiB.
+        max_body_memory_mb: maximum memory in MiB for all concurrent request bodies. None means 512 or four times
+            `max_body_mb`, whichever is more. One client address may use half of this memory, so the value must be at
+            least twice `max_body_mb`.
         max_connections: maximum number of concurrent connections. The gateway reduces this number if the process's
             limit on open files is too low.
         max_connections_per_address: maximum number of connections of one client address. None means half of the maximum
             number of connections.
         poll_interval_secs: seconds between two polls of a node.
-        load_timeout_secs: longest time that a load may take without progress.
+        load_timeout_secs: a model load fails after this time without progress.
         load_wait_secs: longest time that a request waits for its model to load.
-        idle_timeout_secs: longest time without data from a node within a response, or before a response if the node
-            is down.
-        answer_timeout_secs: longest wait for the first byte of a response from a node that is up; 0 for no limit.
+        idle_timeout_secs: a request fails if its node sends no data for this time during the response body. Before the
+            response body, it fails after this time only if the node is down.
+        answer_timeout_secs: longest wait for the first byte of the response body from a node that is up. 0 means no
+            limit.
     """
 
     listen: Listen = Address("127.0.0.1", 31313)
@@ -59,21 +60,24 @@ class GatewaySection(config.Section):
 
     @property
     def body_memory_bytes(self) -> int:
-        """Memory in bytes for all concurrent request bodies."""
+        """Maximum memory in bytes for all concurrent request bodies."""
         return (self.max_body_memory_mb or max(512, 4 * self.max_body_mb)) << 20
 
 
 class RoutingSection(config.Section):
-    """`[routing]`.
+    """The table `[routing]`: choice of a node for a request, and the circuit breaker.
 
     Attributes:
-        affinity: send requests with the same prompt beginning to the same node, unless this node is too busy. The
-            node's prefix cache contains the prompt beginning.
-        affinity_min_bytes: minimum length in bytes of a prompt for affinity. A shorter prompt goes to the node with the
-            lowest load.
-        affinity_load_factor: maximum load of a preferred node: this multiple of the average load, plus one request.
-        breaker_failures: number of consecutive transport failures after which a node gets no requests for a model.
-        breaker_reset_secs: seconds after the last of these failures until the node gets a probe request for the model.
+        affinity: True to send requests with the same prompt beginning to the same node, which probably has it in its
+            prefix cache. If this node is too busy, the request goes to another node.
+        affinity_min_bytes: minimum length in bytes of a prompt for affinity. A request with a shorter prompt goes to
+            the node with the lowest load.
+        affinity_load_factor: limit for the load of the node that affinity prefers. The limit is this factor times the
+            average load of the nodes, plus one request.
+        breaker_failures: after this number of consecutive transport failures of a model on a node, the node gets no
+            more requests for this model.
+        breaker_reset_secs: seconds after the last transport failure until the node gets one probe request for the
+            model.
     """
 
     affinity: bool = True
@@ -84,15 +88,17 @@ class RoutingSection(config.Section):
 
 
 class EvictionSection(config.Section):
-    """`[eviction]`.
+    """The table `[eviction]`: when the gateway unloads models.
 
     Attributes:
-        strategy: `lru` weighs idle time against reload cost; `priority` evicts lower residency classes first.
-        defrag_after_cycles: number of unloads on a node after which the gateway logs a warning; 0 for never.
+        strategy: which model is evicted first. `lru` compares idle times and reload costs. `priority` evicts models of
+            lower `residency_priority` first.
+        defrag_after_cycles: after every this many unloads on a node, the gateway logs a warning, because the node's
+            free memory may be fragmented. 0 means never.
         min_residency_secs: minimum time between a model's load and its eviction.
-        idle_ttl_secs: a model that received no requests for this time is unloaded; 0 for never.
-        swap_wait_secs: longest time that a request waits for a model in use to become idle. After this time, the model
-            in use is drained and evicted.
+        idle_ttl_secs: a model that received no requests for this time is unloaded. 0 means never.
+        swap_wait_secs: longest time that a request waits until a model that must be evicted for it becomes idle. After
+            this time, that model is drained (it gets no new requests) and evicted.
     """
 
     strategy: Literal["lru", "priority"] = "lru"
@@ -103,7 +109,10 @@ class EvictionSection(config.Section):
 
 
 class WindowSection(config.Section):
-    """`window` of a key: `{kind = "balance"}` or `{kind = "rolling", seconds = N}`."""
+    """The `window` of a key, within which its cap applies.
+
+    `{kind = "balance"}` never resets. With `{kind = "rolling", seconds = N}`, a new window begins after N seconds.
+    """
 
     kind: Literal["balance", "rolling"] = "balance"
     seconds: int = Field(default=0, ge=0)
@@ -116,7 +125,10 @@ class WindowSection(config.Section):
 
 
 class KeySection(config.Section):
-    """One `[[entitlements.keys]]` entry: a static key. The attributes are those of `Principal`."""
+    """One `[[entitlements.keys]]` entry: an API key in cortex.toml.
+
+    See `Principal` for the meaning of the attributes.
+    """
 
     key: SecretStr
     account_id: str = Field(min_length=1)
@@ -131,11 +143,11 @@ class KeySection(config.Section):
 
 
 class EntitlementsSection(config.Section):
-    """`[entitlements]`.
+    """The table `[entitlements]`: who may use the API.
 
     Attributes:
-        require_auth: True to reject requests without a valid key. If False, these requests are anonymous.
-        keys: static keys, in addition to the keys that `cortex keys` creates.
+        require_auth: True to reject requests without a valid key. If False, such requests are anonymous.
+        keys: keys in cortex.toml, in addition to the keys that `cortex keys` creates in the ledger.
     """
 
     require_auth: bool = False
@@ -149,7 +161,7 @@ def _state_folder() -> Path:
 
 
 class LedgerSection(config.Section):
-    """`[ledger]`: the database of keys, budgets and the activity log.
+    """The table `[ledger]`: the database of keys, budgets and the activity log.
 
     Attributes:
         url: `sqlite:PATH`, or `postgresql://user:password@host/database` if several gateways share one ledger.
@@ -159,15 +171,16 @@ class LedgerSection(config.Section):
 
 
 class NeuronSection(config.Section):
-    """One `[[neurons]]` entry.
+    """One `[[neurons]]` entry: a node that the gateway forwards requests to.
 
     Attributes:
         name: unique name of the node.
-        endpoint: base URL, without `/v1`.
+        endpoint: base URL of the node, without `/v1`.
         kind: `neuron`, or `openai` for any other OpenAI-compatible server.
-        bearer: key that the node requires, if any.
-        cordoned: True to send no new requests and loads until the node is uncordoned.
-        allowed_hosts: hosts other than the endpoint's that the node may name as the address of a model.
+        bearer: API key that the node requires, or None.
+        cordoned: True to send no requests and loads to the node until it is uncordoned.
+        allowed_hosts: a node may report that a model is served at another URL. The host of this URL must be the host of
+            `endpoint` or one of these hosts.
     """
 
     name: str = Field(min_length=1)
@@ -199,12 +212,12 @@ class CortexConfig(config.Section):
 
 
 def load(path: Path | None) -> CortexConfig:
-    """Return the configuration from the file and the `CORTEX_` environment variables.
+    """Read the configuration from the file `path` and the `CORTEX_` environment variables.
 
-    A relative `models_config` is relative to the file's directory.
+    A relative path in `models_config` is resolved against the directory of the file.
 
     Raises:
-        ConfigError: the file is missing or a value is invalid; the message is one line that names the key.
+        ConfigError: the file is missing or a value is invalid. The message is one line that names the key.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX)
     if path is not None:

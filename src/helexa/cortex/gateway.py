@@ -43,7 +43,7 @@ class Gateway:
     Attributes:
         config: the current configuration.
         catalogue: the current model catalogue.
-        bodies: the memory limit for all concurrent request bodies. The API's listener enforces this limit.
+        bodies: the memory limit for all concurrent request bodies, which the API's listener enforces.
     """
 
     def __init__(
@@ -82,9 +82,8 @@ class Gateway:
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the API's listener.
 
-        The limits follow from the configuration and from the process's limit on open files.
-
-        Each client connection counts as two file descriptors, because its request may need a connection to a node.
+        The limits are those of the configuration, reduced if the process's limit on open files is too low. Each client
+        connection counts as two file descriptors, because its request may need a connection to a node.
         """
         section = self._started
         return ConnectionLimits.within(
@@ -97,7 +96,7 @@ class Gateway:
 
     @property
     def max_body_bytes(self) -> int:
-        """Maximum length of a request body."""
+        """Maximum length of a request body in bytes."""
         return self.config.gateway.max_body_mb << 20
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
@@ -106,7 +105,7 @@ class Gateway:
         Changes of listeners, CORS origins and the ledger take effect only at the next start.
 
         Raises:
-            ConfigError: the configuration is inconsistent; nothing was changed.
+            ConfigError: the configuration is inconsistent. The gateway keeps the previous configuration.
         """
         keys = static_keys(config.entitlements)
         check_exposure(config.model_copy(update={"gateway": self._started}))  # the address does not change
@@ -130,13 +129,13 @@ class Gateway:
 async def running(
     config: CortexConfig, catalogue: Catalogue, metrics: Metrics, path: Path | None = None
 ) -> AsyncIterator[Gateway]:
-    """Start a gateway's components, yield the gateway, and stop them when the block ends.
+    """Start the components of a gateway, yield the gateway, and stop the components when the block ends.
 
     Args:
         config: the configuration.
-        catalogue: the catalogue.
-        metrics: the metrics registry.
-        path: path of cortex.toml, which is reloaded when it changes; None without a file.
+        catalogue: the model catalogue.
+        metrics: the metrics of the gateway.
+        path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
 
     Raises:
         HelexaError: the database cannot be opened, or is in exclusive use by another gateway.

@@ -1,6 +1,6 @@
 """Hot reload: reads the configuration and the catalogue again when their files change.
 
-An invalid file is logged and changes nothing. Valid changes are logged, and take effect together.
+If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ Apply = Callable[[CortexConfig, Catalogue], None]
 
 
 class Reloader:
-    """Watches the configuration files of a gateway and applies changes.
+    """Watches the configuration files of a gateway, and applies changes.
 
     Args:
-        path: path of cortex.toml; None if the configuration comes only from environment variables.
-        config, catalogue: the current configuration and catalogue.
-        apply: applies a new configuration and catalogue, or raises `HelexaError` and changes nothing.
+        path: path of cortex.toml. None if the configuration comes only from environment variables.
+        config, catalogue: the configuration and catalogue at the start.
+        apply: function that applies a new configuration and catalogue, or raises `HelexaError` and changes nothing.
     """
 
     def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
@@ -53,7 +53,7 @@ class Reloader:
         self._last_stamps = self._stamps()
 
     async def run(self) -> None:
-        """Check the files every second, until cancelled."""
+        """Check every second whether a file has changed, and reload changed files. Runs until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
             file_stamps = await asyncio.to_thread(self._stamps)
@@ -97,9 +97,9 @@ def differences(previous: BaseModel, current: BaseModel) -> list[str]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each value of a configuration.
+    """Yield the dotted name and the value of each setting in a configuration.
 
-    In the dotted name, a list entry is identified by its id, name or key id if it has one, else by its position.
+    In the dotted name, a list entry is identified by its id or name if it has one, else by its position.
     """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}

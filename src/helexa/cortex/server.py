@@ -25,8 +25,8 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
 
     Args:
         config: the configuration.
-        catalogue: the catalogue.
-        path: path of cortex.toml, which is reloaded when it changes.
+        catalogue: the model catalogue.
+        path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
 
     Raises:
         HelexaError: an address cannot be bound, or the ledger cannot be opened.

@@ -1,4 +1,4 @@
-"""Runs requests on any target: one request, several requests of one prompt, or a batch."""
+"""Runs requests on a target (a server or a private engine): one request, several for one prompt, or a batch."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ _MAX_SUSPECTS = 256  # at most this many requests are repeated after retryable e
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-    """Yield the pieces of an answer as they arrive, then its completion.
+    """Run a request. Yield the chunks of its response as they arrive, and the complete response as the last item.
 
     Closing the generator cancels the request.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
-        GenerationError: the request failed, or the answer does not match its schema.
+        HelexaError: the model could not be downloaded or loaded.
+        GenerationError: the request failed, or the response does not match the request's schema.
     """
     started_at = time.perf_counter()
     await target.open()
@@ -55,18 +55,18 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
 
 
 async def complete(target: Target, request: Request) -> Completion:
-    """Return the completion of a request; raises the errors of `pieces`."""
+    """Run a request and return its completion. The function raises the same errors as `pieces`."""
     return await _complete_and_signal(target, request, asyncio.Event())
 
 
 async def complete_choices(target: Target, requests: Sequence[Request]) -> Completion:
-    """Run requests that share one prompt, and return the completion of the first request.
+    """Run several requests with the same prompt, and return the completion of the first request.
 
-    Its `others` contains the completions of the further requests. These requests start after the prefill of the first
-    request and reuse its KV pages.
+    The attribute `others` of the returned completion contains the completions of the other requests. The other requests
+    start after the prefill of the first request, so they reuse its KV pages.
 
     Raises:
-        GenerationError: one of the requests failed; the remaining requests are canceled.
+        GenerationError: one of the requests failed. All other requests are then canceled.
     """
     prefilled = asyncio.Event()
     first_task = asyncio.create_task(_complete_and_signal(target, requests[0], prefilled))
@@ -87,19 +87,19 @@ async def complete_choices(target: Target, requests: Sequence[Request]) -> Compl
 async def results(
     target: Target, requests: Iterable[Request | GenerationError], width: int
 ) -> AsyncGenerator[tuple[int, Result], None]:
-    """Run requests concurrently, and yield (index, result) for each request in the order of completion.
+    """Run requests concurrently. When a request ends, yield its index and its completion or error.
 
-    `requests` is read lazily. If the engine fails, all requests running at that time fail. These requests are repeated
-    one at a time after all other requests, so that only a request that itself crashes the engine fails for good.
+    `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. They are repeated
+    one at a time after all other requests. So only a request that itself crashes the engine has an error as result.
 
     Args:
         target: the server or private engine that runs the model.
-        requests: requests to run. An error among them is yielded as its own result.
+        requests: requests to run. An item that is an error, not a request, is yielded unchanged as a result.
         width: number of concurrent requests.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
-        UnreachableError: the server was never reachable.
+        HelexaError: the model could not be downloaded or loaded.
+        UnreachableError: the server cannot be reached and was never reached before.
     """
     await target.open()
     pending = enumerate(requests)

@@ -1,8 +1,8 @@
-"""The library's event loop, which runs in its own thread, and the two kinds of callers that wait for its results.
+"""The library's background event loop, which runs in a separate thread, and how callers wait for its results.
 
-Engines, connections and requests live in the background event loop. A plain function blocks its thread until the result
-is ready. A coroutine awaits the result in its own event loop. So event loops never nest, and both kinds of callers
-share the same engines.
+All engines, connections and requests belong to the background event loop. A plain function of the library blocks the
+user's thread until the result is ready. An async function of the library awaits the result in the user's event loop.
+So event loops never nest, and both kinds of functions share the same engines.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ _ENDING_SECONDS = 10.0
 
 
 class Background:
-    """The library's background event loop and the objects that live in it.
+    """The library's background event loop, its thread, and the engines and connections that belong to it.
 
     Attributes:
-        targets: the servers and private engines that this process uses; to be accessed only in the event loop.
+        targets: the servers and private engines that this process uses. Only code in the background event loop may
+            access them.
     """
 
     def __init__(self) -> None:
@@ -36,10 +37,10 @@ class Background:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Schedule `work` in the background event loop and return its future.
+        """Start `work` in the background event loop, and return a future for its result.
 
         Raises:
-            RuntimeError: the caller runs in the thread of the event loop, so waiting for the future would deadlock.
+            RuntimeError: the caller runs in the background thread itself, so waiting for the future would deadlock.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -47,7 +48,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Close all targets, cancel all tasks and stop the thread, within a bounded time."""
+        """Close all engines and connections, cancel all tasks, and stop the thread. This takes a bounded time."""
         with suppress(Exception):
             self.submit(self._end()).result(_ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -68,7 +69,7 @@ _lock = threading.Lock()
 
 
 def background() -> Background:
-    """Return the background event loop of this process; the first call starts it."""
+    """Return the background event loop of this process. The first call starts it."""
     global _running  # noqa: PLW0603
     with _lock:
         if _running is None:
@@ -77,7 +78,7 @@ def background() -> Background:
 
 
 def shut_down() -> None:
-    """Stop the background event loop and all engines; the next request starts them again."""
+    """Stop the background event loop and all engines. The next request starts them again."""
     global _running
     with _lock:
         loop_thread, _running = _running, None
@@ -86,7 +87,10 @@ def shut_down() -> None:
 
 
 def _forget() -> None:
-    """Forget the background event loop in a forked child process: its thread and engines belong to the parent."""
+    """Drop the reference to the background event loop in a forked child process.
+
+    The thread of the event loop does not exist in the child process, and the engines belong to the parent process.
+    """
     global _running, _lock
     _running, _lock = None, threading.Lock()
 
@@ -97,25 +101,32 @@ if hasattr(os, "register_at_fork"):
 
 
 class Caller(Protocol):
-    """How library code waits for the background event loop: for a plain function or for a coroutine of the user."""
+    """How library code waits for results of the background event loop and calls the user's callbacks.
+
+    There is one implementation for plain functions (`Blocking`) and one for coroutines (`Awaiting`). So the code of
+    both kinds of library functions is written only once, as a coroutine.
+    """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which runs in the background; an interruption cancels `work`."""
+        """Run `work` in the background event loop, wait for it, and return its result.
+
+        If the wait is interrupted, for example by Ctrl-C, `work` is canceled.
+        """
         ...
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call a callback of the user, and await its result if the callback is async."""
+        """Call a callback that the user passed. If the callback is async, also wait for its result."""
         ...
 
 
 class Blocking:
-    """A caller that is a plain function, whose thread is blocked.
+    """The `Caller` for plain functions: waiting blocks the thread.
 
-    A coroutine that waits only through this class never suspends, so it runs without an event loop; see `blocking`.
+    A coroutine that waits only with this class never suspends. So `blocking` can run it without an event loop.
     """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until `work` is done; see `Caller`."""
+        """Block the thread until `work` has ended in the background event loop, and return its result."""
         future = background().submit(work)
         try:
             return future.result()
@@ -123,21 +134,21 @@ class Blocking:
             future.cancel()  # has an effect only if Ctrl-C interrupted the wait
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call the callback in this thread. If it is async, await its result in the background event loop."""
+        """Call the callback in this thread. If it is async, run its coroutine in the background event loop."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await self.wait(_awaited(result))
 
 
 class Awaiting:
-    """A caller that is a coroutine in its own event loop."""
+    """The `Caller` for coroutines: waiting suspends the coroutine in the user's event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Await the result of `work`, which runs in the background event loop; see `Caller`."""
         return await asyncio.wrap_future(background().submit(work))
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call the callback and await its result; see `Caller`."""
+        """Call the callback. If it is async, await its result in the user's event loop."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await result
@@ -148,7 +159,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits only through a `Blocking` caller, and return its result."""
+    """Run a coroutine without an event loop and return its result. It may wait only with a `Blocking` caller."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -158,7 +169,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Yield the items of an async generator that waits only through a `Blocking` caller."""
+    """Run an async generator without an event loop and yield its items. It may wait only with a `Blocking` caller."""
     try:
         while (item := blocking(_next(items))) is not None:
             yield item
@@ -175,9 +186,9 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of a generator to `caller`. The generator runs in the background event loop.
+    """Run the async generator `items` in the background event loop, and yield its items in the caller's thread.
 
-    At the end, or when the caller stops early, the generator is closed.
+    At the end, or if the caller stops early, `items` is closed.
     """
     lock = asyncio.Lock()  # closing waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None

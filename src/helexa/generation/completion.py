@@ -1,4 +1,4 @@
-"""Results of a prompt: the pieces of an answer during generation, and the completion at the end."""
+"""Results of a request: the chunks of a response during generation, and the completion at the end."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer, never empty. `thought` marks reasoning, which is not part of the answer's text."""
+    """A chunk of generated text, never empty. `thought` is True if the chunk is reasoning."""
 
     text: str
     thought: bool = False
@@ -19,7 +19,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts. `prompt` includes `cached` tokens; `completion` includes `reasoning` tokens."""
+    """Token counts of a request. `prompt` includes `cached` tokens, and `completion` includes `reasoning` tokens."""
 
     prompt: int = 0
     cached: int = 0
@@ -32,12 +32,12 @@ class Timings:
     """Durations of a request, in seconds.
 
     Attributes:
-        load_s: waiting for the model to load; 0 if it was already loaded.
-        queue_s: waiting for other requests, after the load.
-        prefill_s: processing (prefill) of the prompt.
-        ttft_s: from the call to the first token, including load, queue and prefill.
-        decode_s: from the first token to the last token.
-        total_s: from the call to the end.
+        load_s: time until the model was loaded; almost 0 if it was loaded before.
+        queue_s: time in the queue behind other requests, after the load.
+        prefill_s: time of the prompt's prefill.
+        ttft_s: time from the call to the first token, including load, queue and prefill.
+        decode_s: time from the first token to the last token.
+        total_s: time from the call to the end of the response.
     """
 
     load_s: float = 0.0
@@ -50,20 +50,20 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An answer. `str()` of a completion is its text.
+    """A complete response of the model to a prompt. `str()` of a completion is its text.
 
     Attributes:
-        text: the answer without reasoning.
-        reasoning: reasoning text before the answer, or an empty string.
-        finish_reason: `stop`: the answer is complete; `length`: the answer reached its token limit; `tool_calls`: the
-            answer ended with tool calls.
+        text: generated text without reasoning.
+        reasoning: reasoning text before `text`, or an empty string.
+        finish_reason: `stop` if the response is complete, `length` if it reached its token limit, or `tool_calls` if
+            it ended with tool calls.
         usage: token counts.
         timings: durations.
         model: id of the model.
-        seed: random seed of the answer; the same seed and prompt reproduce the answer.
+        seed: random seed. A request with the same seed and prompt reproduces the response.
         device, dtype: device and data type of the computation, or None if the server does not report them.
-        parsed: the parsed answer if a schema was given: an instance of the pydantic model, or plain JSON values.
-        others: the second and later answers if the caller requested several answers; see `choices`.
+        parsed: parsed text if the request had a schema: an instance of the pydantic model, or plain JSON values.
+        others: the second and later completions if the caller requested several for the prompt; see `choices`.
     """
 
     text: str
@@ -83,11 +83,11 @@ class Completion:
 
     @property
     def choices(self) -> "tuple[Completion, ...]":
-        """All requested answers, beginning with this answer."""
+        """All completions that the caller requested for the prompt, beginning with this one."""
         return (self, *self.others)
 
     @property
     def tok_s(self) -> float:
-        """Decoded tokens per second, or 0 if unknown."""
+        """Tokens per second during decode, or 0 if unknown."""
         decoded = self.usage.completion - 1
         return decoded / self.timings.decode_s if decoded > 0 and self.timings.decode_s > 0 else 0.0

@@ -16,20 +16,23 @@ ALIASES = {
     NUM_PARALLEL: "CANDLE_NUM_PARALLEL",
     FORCE_F32: "CANDLE_FORCE_F32",
 }
-"""Alternative names, used if the helexa name is not set. `HF_TOKEN` and other variables of the Hugging Face Hub have
-no helexa name.
+"""Alternative names of variables, read if the variable with the helexa name is not set. `HF_TOKEN` and other variables
+of the Hugging Face Hub have no helexa name.
 """
 
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the value of the variable `name`, else of its alias. Return None if both are unset or empty."""
+    """Return the value of the environment variable `name`, or of its alias if `name` is not set.
+
+    Return None if both are unset or empty.
+    """
     return (environ.get(name) or environ.get(ALIASES.get(name, ""), "")).strip() or None
 
 
 def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the value of the variable `name` as a positive integer, or None if it is unset.
+    """Return the value of the environment variable `name` as a positive integer, or None if it is unset.
 
     Raises:
         ConfigError: the value is not a positive integer.
@@ -43,7 +46,7 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the value of the variable `name` is 1, true, yes or on.
+    """Return whether the value of the environment variable `name` is 1, true, yes or on.
 
     Raises:
         ConfigError: the value is not a boolean.

@@ -1,15 +1,15 @@
 """Errors of requests.
 
 GenerationError          base class
-  InvalidRequestError    the prompt or an option is invalid; repeating the request fails again
+  InvalidRequestError    the prompt or an option is invalid; a retry would fail again
     ContextLengthError   the prompt does not fit into the model's context
   ModelNotFoundError     the model does not exist
-  UnreachableError       the server does not answer, or the connection broke
+  UnreachableError       the server does not respond, or the connection broke
   EngineError            the model failed or is too busy; `retryable` tells whether a retry may succeed
-  SchemaError            the answer does not match its schema, for example because it reached its token limit
+  SchemaError            the response does not match the schema, for example because it reached its token limit
   BatchError             a prompt of a batch failed; contains all results so far
 
-Errors of fetching and loading models are in `helexa.core.errors`. All errors are a `HelexaError`.
+Errors of downloading and loading models are in `helexa.core.errors`. All errors are subclasses of `HelexaError`.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class GenerationError(HelexaError):
     """A request failed.
 
     Attributes:
-        code: error code as in an error response of the API, or None.
-        retryable: whether a retry after a moment may succeed.
-        index: index of the prompt in its batch, or None outside a batch.
-        exit_code: exit code of a command that fails with this error.
+        code: error code, such as `model_not_found` in an error response of the API, or None.
+        retryable: whether the same request may succeed if it is repeated after a short delay.
+        index: index of the prompt in its batch, or None if the request is not part of a batch.
+        exit_code: exit code of a `helexa` command that fails with this error.
     """
 
     exit_code = 1
@@ -38,7 +38,7 @@ class GenerationError(HelexaError):
         self.index: int | None = None
 
     def at(self, index: int) -> Self:
-        """Set the index of the prompt in its batch, and return this error."""
+        """Store in this error the index of the failed prompt in its batch, and return this error."""
         self.index = index
         return self
 
@@ -62,7 +62,7 @@ class ModelNotFoundError(GenerationError):
 
 
 class UnreachableError(GenerationError):
-    """The server does not answer, or the connection broke."""
+    """The server does not respond, or the connection broke."""
 
     exit_code = 3
 
@@ -72,10 +72,10 @@ class EngineError(GenerationError):
 
 
 class SchemaError(GenerationError):
-    """The answer does not match its schema.
+    """The model's response does not match the schema of the request.
 
     Attributes:
-        completion: the answer.
+        completion: the response.
     """
 
     def __init__(self, message: str, completion: Completion) -> None:
@@ -84,11 +84,11 @@ class SchemaError(GenerationError):
 
 
 class BatchError(GenerationError):
-    """A prompt of a batch failed, which ended the batch.
+    """A prompt of a batch failed, and the batch ended.
 
     Attributes:
-        results: one entry for each prompt, in order: a completion, the error of a failed prompt, or None for an
-            unfinished prompt.
+        results: one entry for each prompt, in the order of the prompts. An entry is a completion, the error of a
+            failed prompt, or None for an unfinished prompt.
     """
 
     def __init__(self, error: GenerationError, results: Sequence[Completion | GenerationError | None]) -> None:

@@ -18,16 +18,19 @@ _LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
-    """Options of answers (see `AskOptions`) and of the target, which is a server or a private engine.
+    """Options of generation (see `AskOptions`) and of the target, which is a server or a private engine.
 
-    An option that is None has the value of its environment variable, or a default.
+    A private engine is an engine that the library starts for itself, without a server. If an option is None, its
+    environment variable is read, or a default is used.
 
     Attributes:
         model: `org/name`, `scheme:name`, or a path. Default: `HELEXA_MODEL`, else the server's first loaded model, or
             `helexa/small` for a private engine.
         target: URL of a gateway or a node, or `private`. Default: `HELEXA_BASE_URL`, else a server on this machine that
             has the model loaded, else a private engine.
-        device, dtype, quant: settings of a private engine; see `EngineSettings`. `quant` selects a quantization.
+        device: device of a private engine: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
+        dtype: data type of activations in a private engine.
+        quant: quantization of the model in a private engine, such as `q4_k_m`.
     """
 
     model: str | None
@@ -38,21 +41,21 @@ class Options(AskOptions, total=False):
 
 
 class BatchTargetOptions(BatchOptions, Options, total=False):
-    """Options of a batch (see `BatchOptions`) and of its target (see `Options`)."""
+    """Options of a batch (see `BatchOptions`) and of the server or private engine that runs it (see `Options`)."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:
-    """Answer a prompt.
+    """Generate a response to a prompt, and return it as a completion.
 
     Args:
-        prompt: the text of a user message, or a conversation.
-        n: number of answers, each with its own seed; see `Completion.choices`.
-        on_token: plain or async function, called with each piece of the answer's text. If the function raises an
+        prompt: the text of a user message, or a list of chat messages.
+        n: number of responses, each with a different seed; see `Completion.choices`.
+        on_token: plain or async function, called with each chunk of the response's text. If the function raises an
             exception, the request is canceled and the exception is raised.
         options: see `Options`.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
+        HelexaError: the model could not be downloaded or loaded.
         GenerationError: the request failed.
     """
     model, rest = _split(options)
@@ -62,19 +65,28 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
 async def agenerate(
     prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]
 ) -> Completion:
-    """Answer a prompt like `generate`, for coroutines; cancellation cancels the request."""
+    """Generate a response to a prompt: the async version of `generate`.
+
+    If the calling task is canceled, the request is canceled.
+    """
     model, rest = _split(options)
     return await model.agenerate(prompt, n=n, on_token=on_token, **rest)
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Answer a prompt, and return an iterator over the pieces of the answer. Iterating raises errors as `generate`."""
+    """Start generating a response to a prompt, and return an iterator over the chunks of the response.
+
+    The iterator raises the same errors as `generate`.
+    """
     model, rest = _split(options)
     return model.stream(prompt, **rest)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """Answer a prompt like `stream`, for coroutines: return an async iterator over the pieces of the answer."""
+    """Start generating a response to a prompt, and return an async iterator over the chunks of the response.
+
+    This is the async version of `stream`.
+    """
     model, rest = _split(options)
     return model.astream(prompt, **rest)
 
@@ -92,17 +104,17 @@ def batch(
 
 
 def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]) -> Any:
-    """Answer many prompts concurrently; return the results in the order of the prompts.
+    """Generate responses to many prompts concurrently, and return the results in the order of the prompts.
 
     Args:
-        prompts: the prompts.
-        on_error: `return` stores the error of a prompt in place of its result and continues; `raise` ends the batch at
-            the first error.
+        prompts: texts of user messages, or lists of chat messages.
+        on_error: what to do if a prompt fails. `raise` ends the batch at the first error. `return` continues, and the
+            returned list contains the error as the result of the prompt.
         options: see `Options` and `BatchOptions`.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
-        BatchError: a prompt failed; the error contains the results so far.
+        HelexaError: the model could not be downloaded or loaded.
+        BatchError: a prompt failed and `on_error` is `raise`. The error contains the results so far.
     """
     model, rest = _split(options)
     return model.batch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
@@ -123,26 +135,29 @@ async def abatch(
 async def abatch(
     prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]
 ) -> Any:
-    """Answer many prompts like `batch`, for coroutines; cancellation ends the batch."""
+    """Generate responses to many prompts: the async version of `batch`.
+
+    If the calling task is canceled, the batch ends.
+    """
     model, rest = _split(options)
     return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
-    """Answer the prompts in a file of JSON lines, and write the results to another file; interrupted runs resume.
+    """Generate responses to the prompts in a file of JSON lines, and write the results to another file.
 
-    Each result is written as soon as its prompt is answered, with the `index` of the prompt, and survives the death of
-    this process. At the end, the lines are sorted in the order of the prompts. If a prompt fails, its line contains the
-    error, and the next run repeats the prompt.
+    Each result is written as soon as it is ready. If the process is killed, the next call with the same files runs only
+    the remaining prompts. At the end, the lines are sorted in the order of the prompts. If a prompt fails, its line
+    contains the error, and the next call repeats the prompt.
 
     Args:
-        prompts: path of a file; each line is a string, a list of messages or an object with a `prompt`; see
-            `prompt_file`.
+        prompts: path of the file of prompts. Each line is a string, a list of messages, or an object with a `prompt`;
+            see `prompt_file`.
         results: path of the file of results.
-        options: as in `batch`.
+        options: see `Options` and `BatchOptions`.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
+        HelexaError: the model could not be downloaded or loaded.
         InvalidRequestError: the results belong to other prompts, or another process writes to the file of results.
         OSError: a file cannot be read or written.
     """
@@ -151,7 +166,7 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
 
 
 async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
-    """Answer a file of prompts like `batch_file`, for coroutines."""
+    """Generate responses to the prompts in a file: the async version of `batch_file`."""
     model, rest = _split(options)
     return await model.abatch_file(prompts, results, **rest)
 
@@ -165,13 +180,14 @@ def load(
     quant: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Model:
-    """Load a model and return an object with methods to answer prompts. See `Options` for the arguments.
+    """Load a model, and return an object with methods to generate responses. See `Options` for the arguments.
 
-    At the end of its `with` block, the model is unloaded from its private engine, unless another `load` still uses the
-    model. Without a `with` block, the model stays loaded until the process ends.
+    The returned object can be used in a `with` block. At the end of the block, the model is unloaded from its private
+    engine, unless another object from `load` still uses the model. Without a `with` block, the model stays loaded until
+    the process ends.
 
     Raises:
-        HelexaError: the model could not be loaded or fetched.
+        HelexaError: the model could not be downloaded or loaded.
     """
     loaded = Model(ModelLocation(model, target, device, dtype, quant))
     loaded.open(on_progress)
@@ -179,22 +195,22 @@ def load(
 
 
 def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """Download a model unless it is cached; return the path of its file or folder.
+    """Download a model, or update it if the downloaded files are outdated. Return the path of its file or folder.
 
     Args:
         model: `org/name`, `scheme:name`, or a path.
-        quant: selects one of several GGUF files.
+        quant: quantization, which selects one of several GGUF files.
         on_progress: called in another thread with the name of a stage, the bytes done, and the total bytes (0 if
             unknown).
 
     Raises:
-        SourceError: the download failed; `kind` names the reason.
+        SourceError: the download failed. The attribute `kind` names the reason.
     """
     return blocking(Blocking().wait(_pull(model, quant, on_progress)))
 
 
 async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """Download a model like `pull`, for coroutines; a canceled download resumes at the next call."""
+    """Download or update a model: the async version of `pull`. The next call resumes a canceled download."""
     return await Awaiting().wait(_pull(model, quant, on_progress))
 
 
@@ -206,6 +222,6 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 
 
 def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
-    """Return the model selected by `options`, and the remaining options."""
+    """Return a `Model` for the options that select the model and the target, and the remaining options."""
     rest: Any = dict(options)
     return Model(ModelLocation(*(rest.pop(name, None) for name in _LOCATION_FIELDS))), rest

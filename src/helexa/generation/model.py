@@ -1,4 +1,4 @@
-"""`Model`: a model at a server or in a private engine. Most methods exist as a plain function and as a coroutine."""
+"""`Model`: a model on a server or in a private engine. Most methods exist as a plain and as an async method."""
 
 import difflib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 OnToken = Callable[[str], Awaitable[None] | None]
-"""Called with the text of each piece of an answer, without reasoning."""
+"""Called with each chunk of a response's text. Reasoning is not passed."""
 
 OnResult = Callable[[int, Result], Awaitable[None] | None]
-"""Called with the prompt's index and each result of a batch."""
+"""Called for each result of a batch with the index of the prompt and the completion or error."""
 
 OnError = Literal["raise", "return"]
 
 
 class AskOptions(SamplingOptions, total=False):
-    """Options of answers, as keyword arguments: the fields of `Sampling`, and the following fields.
+    """Options of generation, as keyword arguments: the fields of `Sampling`, and the following fields.
 
     Attributes:
-        sampling: all sampling options in one object. Sampling options that are given separately override its values.
+        sampling: all sampling options in one object. Sampling options that are also passed separately override it.
         system: the system prompt.
-        schema: JSON Schema or pydantic model that constrains the answer; see `Completion.parsed`.
-        think: whether the model reasons before it answers; None selects the model's default.
+        schema: JSON Schema or pydantic model that constrains the response; see `Completion.parsed`.
+        think: whether the model reasons before its response. None selects the model's default.
     """
 
     sampling: Sampling | None
@@ -52,7 +52,8 @@ class BatchOptions(AskOptions, total=False):
     """Options of a batch.
 
     Attributes:
-        max_parallel: number of concurrent requests. Default: `HELEXA_NUM_PARALLEL`, else the target's default.
+        max_parallel: number of concurrent requests. Default: `HELEXA_NUM_PARALLEL`, else the default of the server or
+            the engine.
         on_result: plain or async function, called with the index and the result of each prompt. If the function raises
             an exception, the batch ends and the exception is raised.
     """
@@ -62,10 +63,12 @@ class BatchOptions(AskOptions, total=False):
 
 
 class Stream:
-    """A streamed answer. Iterate over its pieces; to end it early, close it or leave its `with` block.
+    """An iterator over the chunks of a streamed response.
+
+    To cancel the request before the end, call `close` or leave the `with` block.
 
     Attributes:
-        completion: the completion, or None before the end.
+        completion: the complete response, or None before the end.
     """
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
@@ -80,7 +83,7 @@ class Stream:
                 yield piece
 
     def close(self) -> None:
-        """Cancel the request."""
+        """Cancel the request if the response has not ended."""
         self._pieces.close()
 
     def __enter__(self) -> Self:
@@ -91,7 +94,13 @@ class Stream:
 
 
 class AsyncStream:
-    """A streamed answer for `async for`; see `Stream`."""
+    """An async iterator over the chunks of a streamed response.
+
+    To cancel the request before the end, call `aclose` or leave the `async with` block.
+
+    Attributes:
+        completion: the complete response, or None before the end.
+    """
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
         self.completion: Completion | None = None
@@ -105,7 +114,7 @@ class AsyncStream:
                 yield piece
 
     async def aclose(self) -> None:
-        """Cancel the request."""
+        """Cancel the request if the response has not ended."""
         await self._pieces.aclose()
 
     async def __aenter__(self) -> Self:
@@ -116,7 +125,7 @@ class AsyncStream:
 
 
 class Model:
-    """One model at one target, made by `load`. Leaving its `with` block calls `close`."""
+    """One model on a server or in a private engine, returned by `load`. Leaving its `with` block calls `close`."""
 
     def __init__(self, location: ModelLocation) -> None:
         self._location = location
@@ -124,21 +133,21 @@ class Model:
     def generate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
-        """Answer a prompt with this model; see `helexa.generate`."""
+        """Generate a response to a prompt with this model; see `helexa.generate`."""
         return blocking(self._generate(Blocking(), prompt, n, on_token, options))
 
     async def agenerate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
-        """Answer a prompt with this model, for coroutines; see `helexa.agenerate`."""
+        """Generate a response to a prompt with this model: the async version of `generate`; see `helexa.generate`."""
         return await self._generate(Awaiting(), prompt, n, on_token, options)
 
     def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
-        """Return an iterator over the pieces of an answer of this model; see `helexa.stream`."""
+        """Return an iterator over the chunks of this model's response to a prompt; see `helexa.stream`."""
         return Stream(across(Blocking(), self._pieces(_ask(options).request(prompt))))
 
     def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
-        """Return an async iterator over the pieces of an answer of this model; see `helexa.astream`."""
+        """Return an async iterator over the chunks of this model's response to a prompt; see `helexa.astream`."""
         return AsyncStream(across(Awaiting(), self._pieces(_ask(options).request(prompt))))
 
     @overload
@@ -152,7 +161,7 @@ class Model:
     ) -> list[Completion | GenerationError]: ...
 
     def batch(self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]) -> Any:
-        """Answer many prompts with this model; see `helexa.batch`."""
+        """Generate responses to many prompts with this model; see `helexa.batch`."""
         return blocking(self._batch(Blocking(), prompts, on_error, options))
 
     @overload
@@ -168,45 +177,45 @@ class Model:
     async def abatch(
         self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]
     ) -> Any:
-        """Answer many prompts with this model, for coroutines; see `helexa.abatch`."""
+        """Generate responses to many prompts with this model: the async version of `batch`; see `helexa.batch`."""
         return await self._batch(Awaiting(), prompts, on_error, options)
 
     def batch_file(self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]) -> FileSummary:
-        """Answer a file of prompts with this model; see `helexa.batch_file`."""
+        """Generate responses to the prompts in a file with this model; see `helexa.batch_file`."""
         return blocking(self._batch_file(Blocking(), prompts, results, options))
 
     async def abatch_file(
         self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]
     ) -> FileSummary:
-        """Answer a file of prompts with this model, for coroutines; see `helexa.abatch_file`."""
+        """Generate responses to the prompts in a file with this model: the async version of `batch_file`."""
         return await self._batch_file(Awaiting(), prompts, results, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model, and return its target: the server or the private engine that runs the model.
+        """Load the model, and return the server or the private engine that runs it.
 
-        The model stays loaded until `close` is called.
+        In a private engine, the model stays loaded until `close` is called.
 
         Args:
             on_progress: called with the progress of the load, in another thread; see `OnProgress`.
 
         Raises:
-            HelexaError: the model could not be loaded or fetched.
+            HelexaError: the model could not be downloaded or loaded.
         """
         return blocking(Blocking().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model, for coroutines; see `open`."""
+        """Load the model, and return the server or the private engine that runs it: the async version of `open`."""
         return await Awaiting().wait(self._open(on_progress, self))
 
     def close(self) -> None:
-        """Unload the model from its private engine, unless another `load` still uses the model.
+        """Unload the model from its private engine, unless another object from `load` still uses the model.
 
-        The next request loads the model again. On a server, `close` has no effect.
+        The next request loads the model again. If the model is on a server, do nothing.
         """
         blocking(Blocking().wait(self._close()))
 
     async def aclose(self) -> None:
-        """Unload the model, for coroutines; see `close`."""
+        """Unload the model from its private engine: the async version of `close`."""
         await Awaiting().wait(self._close())
 
     def __enter__(self) -> Self:
@@ -279,9 +288,13 @@ class Model:
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
     ) -> AsyncGenerator[tuple[int, Result], None]:
-        """Run requests, and yield (index, result) of each request in the order of completion.
+        """Run requests concurrently. When a request ends, yield its index and its completion or error.
 
         `requests` is read lazily. The generator must run in the background event loop; see `across`.
+
+        Args:
+            requests: requests to run. An item that is an error is yielded unchanged as a result.
+            max_parallel: number of concurrent requests, or None for a default.
         """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
@@ -313,7 +326,7 @@ _OPTIONS = AskOptions.__annotations__.keys() | SamplingOptions.__annotations__.k
 
 
 def _ask(options: AskOptions) -> Ask:
-    """Return the options as an `Ask`.
+    """Check the options of a call and return them as an `Ask`.
 
     Raises:
         TypeError: an option is unknown.

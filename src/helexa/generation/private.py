@@ -1,4 +1,7 @@
-"""Private engines: a node's serving code without its HTTP API, running in this process and in engine processes."""
+"""Private engines, which the library starts for itself, without a server.
+
+They use the same serving code as a node, without its HTTP API. The code runs in this process and in engine processes.
+"""
 
 import asyncio
 import logging
@@ -40,9 +43,9 @@ _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "flo
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of a private engine.
+    """Settings of a private engine, which the library starts for itself, without a server.
 
-    A setting that is None has the value of its environment variable, else the value in the node's configuration.
+    If a setting is None, its environment variable is read. If that is not set, the node's configuration is used.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
@@ -53,7 +56,7 @@ class EngineSettings:
     dtype: str | None = None
 
     def config(self) -> NeuronConfig:
-        """Return the node configuration with these settings applied.
+        """Return a copy of the node configuration in which these settings replace the configured values.
 
         Raises:
             ConfigError: an option or an environment variable is invalid.
@@ -77,24 +80,29 @@ class EngineSettings:
 
 
 class PrivateEngines:
-    """The private engines that share one `EngineSettings`. Each engine runs one model.
+    """The private engines of this process that have the same settings. Each engine runs one model.
 
     Args:
         settings: settings of the engines.
-        standby: process that is started in advance and becomes the first engine. If the first load fails, the process
-            is ended.
+        standby: engine process that is started in advance, before the first model is known. It loads the first model.
+            If the first load fails, the process is ended.
     """
 
     def __init__(self, settings: EngineSettings, standby: WarmStandby) -> None:
         self.standby = standby
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
-        self.holders: dict[str, set[object]] = {}  # model id -> objects that keep the model loaded
+        self.holders: dict[str, set[object]] = {}  # model id -> objects that need the model to stay loaded
         self._registries: dict[str, Registry] = {}  # by device
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
-        """Return the target for a model: `org/name`, `scheme:name` or a path."""
+        """Return an object that runs requests to a model in a private engine. The model is not loaded yet.
+
+        Args:
+            model: `org/name`, `scheme:name` or a path.
+            quant: quantization of the model, or None.
+        """
         spec = ModelSpec(model_id=model, quant=quant)
         source = ModelSource.parse(source_text(spec), self._config.harness.torch.default_source)
         if source.scheme == "file":
@@ -108,12 +116,12 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Return the registry that loads models on the configured device.
+        """Return the registry (the component that loads and unloads models) for the configured device.
 
-        If the device is `auto`, the size of the model's weights decides the device.
+        If the device is `auto`, the model is downloaded first, and the device depends on the size of its weights.
 
-            Raises:
-                SourceError: the model could not be fetched.
+        Raises:
+            SourceError: the model could not be downloaded.
         """
         device = self._config.harness.torch.device
         if device == "auto":
@@ -127,9 +135,9 @@ class PrivateEngines:
         return self._registries[device]
 
     async def make_room(self, registry: Registry) -> bool:
-        """Unload one idle model to free memory; return whether a model was unloaded.
+        """Unload one idle model to free memory. Return whether a model was unloaded.
 
-        A model is idle if no `load` holds it and no request for it is running.
+        A model is idle if no request for it is running and no object from `helexa.load` uses it.
         """
         for model in registry.models():
             if not self.holders.get(model.id) and not model.engine.open_streams:
@@ -139,11 +147,14 @@ class PrivateEngines:
         return False
 
     async def close(self) -> None:
-        """Unload all models and end the engines."""
+        """Unload all models and end the engine processes."""
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, source: str) -> str:
-        """Return a unique model id: `name`, with a number appended if a model from another source has this id."""
+        """Return a unique model id for a model from `source`.
+
+        The id is `name`, or `name` with a number if a model from another source already has this id.
+        """
         number = 1
         unique_name = name
         while self._sources_by_id.setdefault(unique_name, source) != source:
@@ -153,7 +164,7 @@ class PrivateEngines:
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
-    """Return the path of a model's file or folder, downloaded if it is missing or outdated.
+    """Download a model if it is missing or outdated, and return the path of its file or folder.
 
     Raises:
         SourceError: the download failed.
@@ -165,7 +176,7 @@ async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = 
 
 
 class PrivateTarget:
-    """One model in a private engine, shared by all callers in this process."""
+    """One model in a private engine, which the library starts for itself. All callers in this process share it."""
 
     def __init__(self, engines: PrivateEngines, spec: ModelSpec, source: ModelSource) -> None:
         self._engines = engines
@@ -177,18 +188,18 @@ class PrivateTarget:
 
     @property
     def name(self) -> str:
-        """Description of the engine; see `Target`."""
+        """Description of the engine for display, with device and data type if the model is loaded; see `Target`."""
         model = self._served()
         return "private engine" + (f" on {model.engine.ready.device} in {model.engine.ready.dtype}" if model else "")
 
     @property
     def width(self) -> int:
-        """Number of requests to run concurrently; see `Target`."""
+        """Number of requests that the engine runs well concurrently; see `Target`."""
         model = self._served()
         return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Load the model, unless it is loaded; see `Target`."""
+        """Load the model in its engine if it is not loaded; see `Target`."""
         if holder is not None:
             self._engines.holders.setdefault(self.model, set()).add(holder)
         if self._served() is not None:
@@ -202,7 +213,7 @@ class PrivateTarget:
                 raise
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Run a request; see `Target`."""
+        """Run a request in the engine, and yield the events of the response; see `Target`."""
         try:
             if self._registry is None:
                 raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
@@ -219,7 +230,7 @@ class PrivateTarget:
             raise generation_error(error) from None
 
     async def close(self, holder: object) -> None:
-        """Release the model: it is unloaded if `holder` is its last holder; see `Target`."""
+        """Unload the model, unless another object than `holder` still needs it; see `Target`."""
         holders = self._engines.holders.get(self.model, set())
         holders.discard(holder)
         if holders:
@@ -249,9 +260,10 @@ class PrivateTarget:
 
 
 def _weight_bytes(model: Path, quant: str | None) -> int:
-    """Return the size in bytes of a model's weights: all shards of a GGUF file, or the safetensors files of a folder.
+    """Return the size in bytes of a model's weights.
 
-    For a folder and a `quant`, return the size that the weights have after this quantization.
+    The weights are all shards of a GGUF file, or the safetensors files in a folder. For a folder with `quant`, return
+    the size that the weights will have after this quantization.
     """
     if model.is_dir():
         stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")

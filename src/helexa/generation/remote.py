@@ -1,4 +1,4 @@
-"""Client of a gateway or a node over HTTP."""
+"""HTTP client of a server, which is a gateway or a node."""
 
 import asyncio
 import json
@@ -34,10 +34,10 @@ _REASONS = ("stop", "length", "tool_calls")
 
 
 class Remote:
-    """One server with its base URL, which may end in `/v1`.
+    """A client of one server (a gateway or a node). The base URL may end in `/v1`.
 
     Raises:
-        InvalidRequestError: the URL or the key is invalid.
+        InvalidRequestError: the URL or the API key is invalid.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -58,10 +58,12 @@ class Remote:
         self._was_reached = False
 
     async def target(self, model: str | None) -> "RemoteTarget":
-        """Return the target of `model`. If None, take the server's first loaded model, or else its first model.
+        """Return an object that runs requests to `model` on this server.
+
+        If `model` is None, use the first loaded model that the server lists, or else the first model.
 
         Raises:
-            UnreachableError: the server does not answer.
+            UnreachableError: the server does not respond.
             GenerationError: the server rejects the request, or has no models.
         """
         if model is None:
@@ -72,9 +74,9 @@ class Remote:
         return RemoteTarget(self, model)
 
     async def loaded(self, model: str | None) -> "RemoteTarget | None":
-        """Return the target of `model` if the server has the model loaded, else None.
+        """Return an object that runs requests to `model` on this server, or None if `model` is not loaded there.
 
-        If `model` is None, return the target of the first loaded model.
+        If `model` is None, use the first loaded model. If the server fails or does not respond, return None.
         """
         try:
             names = [name for name, loaded in (await self.models()).items() if loaded]
@@ -85,11 +87,11 @@ class Remote:
         return RemoteTarget(self, model) if model is not None and model in names else None
 
     async def models(self) -> dict[str, bool]:
-        """Return the ids of the server's models, and whether each is loaded.
+        """Return a dict from the ids of the server's models to whether the model is loaded.
 
         Raises:
-            UnreachableError: the server does not answer.
-            GenerationError: the server rejects the request, or its answer is invalid.
+            UnreachableError: the server does not respond.
+            GenerationError: the server rejects the request, or its response is invalid.
         """
         try:
             async with asyncio.timeout(_LIST_SECONDS):
@@ -103,10 +105,11 @@ class Remote:
         return {entry["id"]: entry.get("loaded") is not False for entry in named_entries}
 
     async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of a streamed chat completion; closing the generator cancels the request on the server.
+        """Request a streamed chat completion with the JSON `body`, and yield its chunks.
 
-        If the server is busy, the request is repeated a few times, each after the server's `Retry-After` delay. After
-        the last attempt, the error is raised.
+        Closing the generator cancels the request on the server. If the server is busy, the request is repeated a few
+        times, each time after the delay in the server's `Retry-After` header. After the last attempt, the error is
+        raised.
 
         Raises:
             GenerationError: the server rejected the request, failed, or disconnected.
@@ -133,7 +136,7 @@ class Remote:
         raise EngineError("the answer broke off: the connection ended before the last chunk", retryable=True)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
         self._upstream.close()
 
     async def _ask_with_retries(self, data: bytes) -> UpstreamResponse:
@@ -195,7 +198,7 @@ class Remote:
 
 
 class _BusyError(Exception):
-    """The server is busy: an error response with a retry delay."""
+    """The server is busy. It sent an error response with a retry delay of `seconds`."""
 
     def __init__(self, error: GenerationError, seconds: int) -> None:
         super().__init__(str(error))
@@ -204,7 +207,7 @@ class _BusyError(Exception):
 
 
 class RemoteTarget:
-    """One model of a server."""
+    """One model on a server. Its methods run requests to the model; see `Target`."""
 
     def __init__(self, server: Remote, model: str) -> None:
         self._server = server
@@ -212,19 +215,19 @@ class RemoteTarget:
 
     @property
     def name(self) -> str:
-        """Description of the target for display: the URL of the server; see `Target`."""
+        """URL of the server, for display; see `Target`."""
         return self._server.url
 
     @property
     def width(self) -> int:
-        """Number of requests to run concurrently; see `Target`."""
+        """Number of requests that clients should send concurrently; see `Target`."""
         return environment.number(environment.NUM_PARALLEL) or _WIDTH
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Do nothing: the server decides when to load its models; see `Target`."""
+        """Do nothing, because the server decides when to load its models; see `Target`."""
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Run a request; see `Target`."""
+        """Run a request on the server, and yield the events of the response; see `Target`."""
         reason: FinishReason | None = None
         usage: dict[str, Any] = {}
         chunks = self._server.chat(request.body(self.model))
@@ -246,7 +249,7 @@ class RemoteTarget:
         yield _end(reason, self.model, usage)
 
     async def close(self, holder: object) -> None:
-        """Do nothing: the server decides when to unload its models; see `Target`."""
+        """Do nothing, because the server decides when to unload its models; see `Target`."""
 
 
 def _end(reason: FinishReason, model: str, usage: dict[str, Any]) -> End:

@@ -1,4 +1,4 @@
-"""One prompt with its options, in the form that targets accept."""
+"""A prompt with its options, in the form that servers and private engines accept."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ Message = Mapping[str, Any]
 """A message of a conversation, `{"role": "user", "content": "..."}`, as in OpenAI's chat API."""
 
 Prompt = str | Sequence[Message]
-"""The text of a user message, or a conversation."""
+"""The text of a user message, or the messages of a conversation."""
 
 _SEEDS = 1 << 31  # seeds that every server accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The options that all prompts of a call share.
+    """The options of a library call, which are the same for all prompts of the call.
 
     Attributes:
         sampling: sampling options.
-        system: system prompt before each prompt, or None.
-        schema: schema of each answer, or None.
-        think: whether the model reasons before it answers; None selects the model's default.
+        system: system prompt, which is put before each prompt, or None.
+        schema: JSON Schema that constrains each response, or None.
+        think: whether the model reasons before its response. None selects the model's default.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -35,12 +35,16 @@ class Ask:
     think: bool | None = None
 
     def request(self, prompt: Prompt, number: int = 0) -> "Request":
-        """Return the request for `prompt` with these options.
+        """Return a request with `prompt` and these options.
 
-        The seed of the request is the seed of `sampling` plus `number`. If `sampling` has no seed, it is random.
+        The seed of the request is the seed in `sampling` plus `number`. If `sampling` has no seed, the seed is random.
 
-            Raises:
-                InvalidRequestError: the prompt is invalid.
+        Args:
+            prompt: text or messages.
+            number: index of the request among the requests of one call.
+
+        Raises:
+            InvalidRequestError: the prompt is invalid.
         """
         messages = _messages(prompt)
         if self.system is not None:
@@ -52,15 +56,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one answer: a conversation to continue, and the options of the answer.
+    """A request for one response: the messages of a conversation, and the options of generation.
 
     Attributes:
         messages: messages of the conversation.
         sampling: sampling options.
-        seed: random seed of the answer, also contained in `sampling`.
-        schema: schema of the answer, or None.
-        think: whether the model reasons before it answers; None selects the model's default.
-        streamed: whether the target returns pieces of the answer during generation.
+        seed: random seed, which is also contained in `sampling`.
+        schema: JSON Schema that constrains the response, or None.
+        think: whether the model reasons before its response. None selects the model's default.
+        streamed: whether the response is streamed during generation.
     """
 
     messages: list[dict[str, Any]]
@@ -71,7 +75,7 @@ class Request:
     streamed: bool = False
 
     def body(self, model: str) -> dict[str, Any]:
-        """Return the request to `model` as the JSON body of an OpenAI chat completion."""
+        """Return the JSON body of an OpenAI chat completion request to `model`."""
         body = {"model": model, "messages": self.messages, "stream": self.streamed, **self.sampling.body()}
         if self.schema is not None:
             body["response_format"] = self.schema.response_format

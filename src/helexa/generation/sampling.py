@@ -1,11 +1,11 @@
-"""Sampling options of answers."""
+"""Sampling options of a request."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Type of the keyword arguments that set the fields of `Sampling`."""
+    """Type of the keyword arguments that set the fields of `Sampling` separately."""
 
     max_tokens: int | None
     temperature: float | None
@@ -21,20 +21,20 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling options.
+    """Sampling options of a request.
 
-    An option that is None has the value in the model's `generation_config.json`. If the file has no value, the option
-    is off.
+    If an option is None, the value in the model's `generation_config.json` is used. If the file has no value, the
+    option is off.
 
     Attributes:
-        max_tokens: maximum number of tokens of the answer. None is the context size in a private engine, and the
-            server's limit on a server.
-        temperature: randomness; 0 always selects the most likely token.
+        max_tokens: maximum number of tokens to generate. None means up to the context size in a private engine, or up
+            to the server's limit on a server.
+        temperature: randomness. With 0, the most likely token is always selected.
         top_p, top_k, min_p: restrict sampling to likely tokens.
         repetition_penalty, frequency_penalty, presence_penalty: make tokens that already occurred less likely.
-        seed: random seed of reproducible answers. If a call has several answers or prompts, number i (from 0) uses
-            `seed + i`. None selects random seeds, which the completions report.
-        stop: strings that end the answer and are not part of it.
+        seed: random seed for reproducible responses. If a call has several prompts or requests several responses,
+            response number i (from 0) uses `seed + i`. None selects random seeds, which the completions report.
+        stop: strings that end the response. They are not part of the response.
     """
 
     max_tokens: int | None = None
@@ -49,7 +49,7 @@ class Sampling:
     stop: str | list[str] | None = None
 
     def replaced(self, options: SamplingOptions) -> "Sampling":
-        """Return a copy in which the values in `options` replace the current values.
+        """Return a copy of the sampling options in which the values in `options` replace the current values.
 
         Raises:
             TypeError: an option is unknown.
@@ -57,6 +57,6 @@ class Sampling:
         return replace(self, **options)
 
     def body(self) -> dict[str, Any]:
-        """Return the options as fields of a request body, without options that are None."""
+        """Return the options as fields of a JSON request body. Options that are None are omitted."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if value is not None}

@@ -1,4 +1,4 @@
-"""Schema of answers: a JSON Schema, or a pydantic model."""
+"""Schema that constrains a response: a JSON Schema, or a pydantic model."""
 
 import json
 from collections.abc import Mapping
@@ -16,14 +16,19 @@ Schema = "Mapping[str, Any] | type[BaseModel]"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """A JSON Schema that constrains answers, and the pydantic class to parse answers into, or None."""
+    """A JSON Schema that constrains responses.
+
+    Attributes:
+        schema: the JSON Schema.
+        model: pydantic class into which responses are parsed, or None for plain JSON values.
+    """
 
     schema: dict[str, Any]
     model: "type[BaseModel] | None" = None
 
     @classmethod
     def from_schema(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
-        """Return the answer schema for a JSON Schema or a pydantic model, or None if `schema` is None.
+        """Return an `AnswerSchema` for a JSON Schema or a pydantic model, or None if `schema` is None.
 
         Raises:
             InvalidRequestError: `schema` is neither a mapping nor a pydantic model.
@@ -38,14 +43,14 @@ class AnswerSchema:
 
     @property
     def response_format(self) -> dict[str, Any]:
-        """The `response_format` of an OpenAI chat request."""
+        """The `response_format` field for the body of an OpenAI chat request."""
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.schema, "strict": True}}
 
     def parsed(self, completion: Completion) -> Any:
-        """Return the answer as an instance of the pydantic class, or as JSON values if there is no class.
+        """Parse a response. Return an instance of the pydantic class, or JSON values if there is no class.
 
         Raises:
-            SchemaError: the answer does not match the schema.
+            SchemaError: the response does not match the pydantic class, or is not JSON.
         """
         text = completion.text
         try:
@@ -59,7 +64,7 @@ class AnswerSchema:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a copy of a pydantic model's schema in which no object allows additional properties."""
+    """Return a copy of a JSON Schema in which no object allows additional properties by default."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The protocol of targets. A target is a server or a private engine that runs a model."""
+"""The interface of targets. A target is a model on a server, or in an engine that the library starts for itself."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """End of a complete answer.
+    """The last event of a complete response.
 
     Attributes:
         reason: finish reason.
@@ -33,44 +33,45 @@ class End:
 
 
 class WasThought:
-    """Event of an answer: all pieces before this event were reasoning, not text."""
+    """An event in a response: all text before this event was reasoning, not part of the response's text."""
 
 
 Event = Delta | WasThought | End
 
 
 class Target(Protocol):
-    """One model at one server or private engine."""
+    """One model on a server or in a private engine, which runs requests."""
 
     @property
     def name(self) -> str:
-        """Description of the target for display."""
+        """Description of the server or the private engine for display."""
         ...
 
     @property
     def model(self) -> str:
-        """Id of the model at the target."""
+        """Id of the model on the server or in the private engine."""
         ...
 
     @property
     def width(self) -> int:
-        """Number of requests that the target runs well concurrently; known once the target is open."""
+        """Number of requests that run well concurrently. The number is valid only after `open`."""
         ...
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Load the model, unless it is already loaded.
+        """Load the model if it is not already loaded.
 
         Args:
-            on_progress: receives the progress of the load.
-            holder: object that keeps the model loaded until `close`; None for a single request.
+            on_progress: callback that receives the progress of the load.
+            holder: object for which the model must stay loaded until `close` is called with the same object. None if
+                the model is needed only for a single request.
 
         Raises:
-            HelexaError: the model could not be loaded or fetched.
+            HelexaError: the model could not be downloaded or loaded.
         """
         ...
 
     def run(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Run a request: yield the pieces of the answer as events, the last of which is `End`.
+        """Run a request and yield the events of the response. The last event is `End`.
 
         Closing the generator cancels the request.
 
@@ -80,5 +81,8 @@ class Target(Protocol):
         ...
 
     async def close(self, holder: object) -> None:
-        """Remove `holder` from the objects that keep the model loaded. Without holders, the model is unloaded."""
+        """Tell the target that `holder` no longer needs the model.
+
+        If no other object from `open` needs the model, it is unloaded.
+        """
         ...

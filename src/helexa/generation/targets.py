@@ -1,4 +1,7 @@
-"""Selects the target of a request: the configured server, else a server on this machine, else a private engine."""
+"""Selects where a request runs: on the configured server, else on a server on this machine, else in a private engine.
+
+A private engine is an engine that the library starts for itself, without a server.
+"""
 
 import asyncio
 import os
@@ -25,13 +28,15 @@ _LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """The caller's choice of model and target. A field that is None has its environment variable's value or a default.
+    """The caller's choice of a model, and of the server or private engine that runs it.
+
+    If a field is None, its environment variable is read, or a default is used.
 
     Attributes:
         model: `org/name`, `scheme:name`, or a path.
-        target: URL of a gateway or a node, or `private`.
+        target: URL of a gateway or a node, or `private` for a private engine.
         device, dtype, quant: settings of a private engine. If one of them is set, and neither `target` nor the
-            environment names a server, the target is a private engine.
+            environment names a server, a private engine is used.
     """
 
     model: str | None = None
@@ -42,29 +47,32 @@ class ModelLocation:
 
     @property
     def wanted_model(self) -> str | None:
-        """The model that the caller or the environment requests, or None for any model."""
+        """The model that the caller or the environment variable selects, or None if any model may be used."""
         return self.model or environment.text(environment.MODEL)
 
     @property
     def url(self) -> str | None:
-        """URL of the server that the caller or the environment requests, or None."""
+        """URL of the server that the caller or the environment variable selects, or None if there is none."""
         value = self.target or environment.text(environment.BASE_URL)
         return None if value == PRIVATE else value
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key under which `Targets` caches the target. It changes if the environment variables change."""
+        """Cache key for the server or engine of this choice. It changes if the environment variables change."""
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property
     def is_private(self) -> bool:
-        """Whether the target must be a private engine."""
+        """Whether the model must run in a private engine, not on a server."""
         engine_setting = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
         return self.target == PRIVATE or (self.url is None and engine_setting is not None)
 
 
 class Targets:
-    """The targets of this process: servers and private engines, created at first use. For use in one event loop."""
+    """The servers and private engines that this process uses. They are connected or started at first use.
+
+    All methods must be called in the same event loop.
+    """
 
     def __init__(self) -> None:
         self._cached: dict[tuple[object, ...], Target] = {}
@@ -74,10 +82,10 @@ class Targets:
         self._standby = WarmStandby()
 
     async def find(self, location: ModelLocation) -> Target:
-        """Return the target for the caller's choice of model and server.
+        """Return an object that runs requests to the chosen model, on a server or in a private engine.
 
         Raises:
-            HelexaError: no target was found.
+            HelexaError: the choice is invalid, or the server has no models or cannot be reached.
         """
         async with self._lock:
             if (target := self._cached.get(location.key)) is not None:
@@ -91,7 +99,7 @@ class Targets:
             return target
 
     async def close(self) -> None:
-        """Close all targets."""
+        """Close the connections to all servers, and end all private engines."""
         engines, self._engines = list(self._engines.values()), {}
         remotes, self._remotes = list(self._remotes.values()), {}
         self._cached.clear()

@@ -1,4 +1,4 @@
-"""Limit the memory that a server uses for request bodies."""
+"""Limits the memory that a server uses for request bodies."""
 
 from helexa.core.errors import overloaded
 
@@ -8,13 +8,13 @@ _RETRY_SECS = 2
 
 
 class BodyBudget:
-    """Memory budget of request bodies over all connections of a server.
+    """Memory limit for the request bodies of all connections of a server.
 
-    One client address may hold at most half of the budget, so that no client can use up all of it.
+    One client address may use at most half of the memory, so one client cannot block all others.
 
     Attributes:
-        total: the budget in bytes; may be changed at any time.
-        reserved: bytes that are reserved now.
+        total: the limit in bytes. It may be changed at any time.
+        reserved: number of bytes that are reserved at present.
     """
 
     def __init__(self, total: int = DEFAULT_BYTES) -> None:
@@ -23,10 +23,10 @@ class BodyBudget:
         self._by_address: dict[str, int] = {}
 
     def reserve(self, address: str, size: int) -> None:
-        """Reserve `size` bytes for a body from `address`.
+        """Reserve `size` bytes for a request body from the client address `address`.
 
         Raises:
-            ApiError: 503: the bytes are not available.
+            ApiError: status 503, if the limit would be exceeded.
         """
         address_bytes = self._by_address.get(address, 0) + size
         if self.reserved + size > self.total or address_bytes > self.total // 2:
@@ -35,7 +35,7 @@ class BodyBudget:
         self._by_address[address] = address_bytes
 
     def release(self, address: str, size: int) -> None:
-        """Return `size` bytes that were reserved for `address`."""
+        """Release `size` bytes that were reserved for the client address `address`."""
         self.reserved -= size
         remaining_bytes = self._by_address[address] - size
         if remaining_bytes:

@@ -1,4 +1,4 @@
-"""The limit on open file descriptors of this process."""
+"""Reads and raises the process's limit on open file descriptors."""
 
 import resource
 from contextlib import suppress
@@ -8,7 +8,7 @@ _MAX_DESCRIPTORS = 1 << 16
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on open files to the hard limit, at most 65,536; return the soft limit in effect."""
+    """Raise the soft limit on open files to the hard limit, but to at most 65,536. Return the resulting soft limit."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     target_limit = _MAX_DESCRIPTORS if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MAX_DESCRIPTORS)
     if soft_limit != resource.RLIM_INFINITY and soft_limit < target_limit:
@@ -18,6 +18,6 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """Return the soft limit on open files, at most 65,536."""
+    """Return the process's soft limit on open files. A larger limit than 65,536 is returned as 65,536."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_DESCRIPTORS if soft_limit == resource.RLIM_INFINITY else min(soft_limit, _MAX_DESCRIPTORS)

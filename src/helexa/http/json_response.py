@@ -1,4 +1,4 @@
-"""JSON responses of Starlette routes."""
+"""JSON responses for Starlette routes."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 
 class JsonResponse(Response):
-    """A response whose content is serialized as JSON by orjson."""
+    """A Starlette response with a JSON body, serialized by orjson."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Return the serialized content."""
+        """Return `content` as JSON."""
         return orjson.dumps(content)

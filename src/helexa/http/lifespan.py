@@ -1,4 +1,4 @@
-"""Startup and shutdown of an ASGI application."""
+"""Starts and shuts down an ASGI application with the ASGI lifespan protocol."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _RETURN_SECS = 1.0
 
 
 class Lifespan:
-    """Sends the ASGI lifespan events to an application."""
+    """Sends lifespan events (startup, shutdown) to an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -21,18 +21,22 @@ class Lifespan:
     async def begin(self) -> None:
         """Start the application and wait until it is ready.
 
+        Exceptions that the application raises are not caught.
+
         Raises:
-            HelexaError: the application reported a failed startup. Exceptions of the application propagate unchanged.
+            HelexaError: the application reported that its startup failed.
         """
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         self._task = asyncio.ensure_future(self._run(scope))
         await self._send_event("startup")
 
     async def end(self) -> None:
-        """Shut the application down and wait until it has done so.
+        """Shut the application down and wait until its shutdown is complete.
+
+        Exceptions that the application raises are not caught.
 
         Raises:
-            HelexaError: the application reported a failed shutdown. Exceptions of the application propagate unchanged.
+            HelexaError: the application reported that its shutdown failed.
         """
         await self._send_event("shutdown")
         assert self._task is not None

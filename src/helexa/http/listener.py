@@ -1,4 +1,4 @@
-"""An HTTP server on a bound socket."""
+"""An HTTP server for an ASGI application on a listening socket."""
 
 import asyncio
 import errno
@@ -31,22 +31,24 @@ _CANCEL_SECS = 1
 
 
 class AddressInUseError(HelexaError):
-    """Another process listens on the address."""
+    """Another process already listens on the address."""
 
 
 class Listener:
-    """Serves an application until `should_exit` is set. The owner handles signals.
+    """Serves an ASGI application until `should_exit` is set.
+
+    It installs no signal handlers. See `stop_on_signals`.
 
     Args:
         app: the ASGI application.
-        connection: class of the connections.
-        limits: limits on connections; None to derive them from the process's descriptor limit.
-        bodies: memory budget of request bodies; None for `body_budget.DEFAULT_BYTES`.
-        grace_secs: seconds for open requests after `should_exit` is set.
-        keep_alive_secs: seconds an idle connection stays open.
+        connection: class that handles connections.
+        limits: limits on open connections, or None to derive them from the process's limit on open files.
+        bodies: memory limit for request bodies, or None for `body_budget.DEFAULT_BYTES`.
+        grace_secs: seconds for which a shutdown waits for requests in progress.
+        keep_alive_secs: seconds after which an idle connection is closed.
 
     Attributes:
-        started: True once the server has begun to listen.
+        started: True once the server accepts connections.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Listener:
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server is to exit; can be set to True only."""
+        """True if the server is shutting down. Setting it to True starts the shutdown, which cannot be revoked."""
         return self._exit.is_set()
 
     @should_exit.setter
@@ -77,7 +79,7 @@ class Listener:
             self._exit.set()
 
     async def serve(self, bound: socket.socket) -> None:
-        """Serve on a bound socket, and close the socket at the end.
+        """Serve until `should_exit` is set, then shut down. The socket `bound` is closed.
 
         Raises:
             HelexaError: the application failed to start or to shut down.
@@ -97,7 +99,10 @@ class Listener:
         await lifespan.end()
 
     async def end(self) -> None:
-        """End all connections: idle connections at once, others after the grace period."""
+        """Close all connections. Idle connections close at once, the others after the responses in progress.
+
+        Requests that are not finished after the grace period are canceled.
+        """
         service = self._service
         service.stopping = True
         for connection in list(service.connections):
@@ -122,10 +127,11 @@ class Listener:
 
 
 def bind(address: tuple[str, int]) -> socket.socket:
-    """Return a listening socket on a host and port.
+    """Return a listening socket for `address`, a pair of host and port.
 
     Raises:
-        HelexaError: the address is in use or not available.
+        AddressInUseError: another process listens on the address.
+        HelexaError: the address is not available on this machine.
     """
     host, port = address
     display_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -146,10 +152,10 @@ def bind(address: tuple[str, int]) -> socket.socket:
 
 
 def collect_seldom() -> None:
-    """Run Python's garbage collector rarely.
+    """Configure Python's garbage collector to run less often than by default.
 
-    Requests leave no relevant reference cycles, and the default collection frequency costs a twentieth of their CPU
-    time.
+    Requests create hardly any reference cycles. With the default settings, the garbage collector would take a twentieth
+    of the CPU time of requests.
     """
     gc.collect()
     gc.freeze()
@@ -157,7 +163,7 @@ def collect_seldom() -> None:
 
 
 def stop_on_signals(*listeners: Listener) -> None:
-    """Set `should_exit` of the listeners at SIGINT and SIGTERM."""
+    """Shut the listeners down at SIGINT or SIGTERM. Must be called in a running event loop."""
 
     def stop() -> None:
         for listener in listeners:

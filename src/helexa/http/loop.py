@@ -1,4 +1,4 @@
-"""The event loop of servers: uvloop if installed, else asyncio."""
+"""Runs the event loop of a server: uvloop if it is installed, else asyncio's default."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, with uvloop if installed."""
+    """Run the coroutine `work` in a new event loop until it returns."""
     try:
         from uvloop import new_event_loop
     except ImportError:

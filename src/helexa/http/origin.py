@@ -1,8 +1,8 @@
-"""Checks of the `Host` and `Origin` headers, to detect requests from web pages of other sites.
+"""Checks of the `Host` and `Origin` headers, which detect requests that web pages of other sites send.
 
-A browser lets any web page send requests to any address, including this machine's, and states the page's origin in
-`Origin`. With DNS rebinding, the page's own domain name resolves to this machine. The page then has the same origin as
-the server, but `Host` contains its domain name.
+A browser lets every web page send requests to any address, including addresses of this machine. It sends the page's
+origin in the header `Origin`. With DNS rebinding, an attacker's domain name resolves to this machine. `Origin` then
+matches the server, but `Host` contains the attacker's domain name.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from helexa.http.connections.request_head import Headers
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server that listens on `host` is reachable from this machine only."""
+    """Return whether a server that listens on the address `host` can only be reached from this machine."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -21,7 +21,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:
-    """Return the values of `Host` and `Origin` in lower case, empty if absent."""
+    """Return the values of the headers `Host` and `Origin` in lower case. A missing header is returned as empty."""
     host = origin = b""
     for name, value in headers:
         if name == b"host":
@@ -32,12 +32,15 @@ def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:
 
 
 def without_port(host: bytes) -> bytes:
-    """Return the name or address in a `Host` header; an IPv6 address keeps its brackets."""
+    """Return the value of a `Host` header without its port. Brackets around an IPv6 address are kept."""
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() else host
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Return whether a page's origin is the server that `Host` names, with or without TLS in front of the server."""
+    """Return whether `origin` (header `Origin`) has the same host and port as `host` (header `Host`).
+
+    The schemes http and https are both accepted, because a reverse proxy may terminate TLS.
+    """
     scheme, _, authority = origin.partition(b"://")
     return scheme in (b"http", b"https") and authority == host

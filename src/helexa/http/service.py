@@ -1,4 +1,4 @@
-"""State that the connections of one listener share."""
+"""The state that all connections of one server share."""
 
 import asyncio
 import time
@@ -12,20 +12,24 @@ from helexa.http.body_budget import BodyBudget
 
 
 class OpenConnection(Protocol):
-    """A connection's interface for listener and acceptor.
+    """The methods of a connection that the server uses to close it.
 
     Attributes:
-        address: the client's host.
+        address: IP address of the client.
     """
 
     address: str
 
     def stop(self) -> None:
-        """Close the connection after the responses in progress."""
+        """Close the connection if it has no requests. Otherwise it closes after their responses."""
         ...
 
     def evict(self) -> bool:
-        """Close the connection to make room for another; return False if a response is not fully sent."""
+        """Close the idle connection to make room for another one.
+
+        Returns:
+            False if a response has not been fully sent yet. The connection then stays open.
+        """
         ...
 
     def close(self) -> None:
@@ -35,17 +39,17 @@ class OpenConnection(Protocol):
 
 @dataclass
 class Service:
-    """An application and its current connections and requests.
+    """An ASGI application with its open connections and running requests.
 
     Attributes:
         app: the ASGI application.
-        keep_alive_secs: seconds an idle connection stays open.
-        bodies: memory budget of request bodies.
+        keep_alive_secs: seconds after which an idle connection is closed.
+        bodies: memory limit for request bodies.
         connections: the open connections.
-        idle: connections without a request, longest idle first. The value is the time at which the connection became
-            idle, by the event loop's clock.
-        tasks: tasks of requests. A connection may close before its last task ends.
-        stopping: True during shutdown: each connection closes after its current requests.
+        idle: connections without a request, longest idle first. The value is the time since when the connection is
+            idle, on the event loop's clock.
+        tasks: asyncio tasks of requests. A task may still run after its connection has closed.
+        stopping: True during shutdown. Each connection then closes after its current requests.
         all_gone: event that is set when the last connection closes during shutdown.
     """
 
@@ -61,7 +65,7 @@ class Service:
     _second: int = 0
 
     def date(self) -> bytes:
-        """Return the `date` header line for a response that begins now."""
+        """Return the line with the `date` header for a response that is sent now."""
         second = int(time.time())
         if second != self._second:
             self._second = second
@@ -69,7 +73,7 @@ class Service:
         return self._date
 
     def remove(self, connection: OpenConnection) -> None:
-        """Remove a closed connection."""
+        """Unregister a connection that has been closed."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)
         if self.stopping and not self.connections:

@@ -1,1 +1,1 @@
-"""The node: an HTTP server process and one engine process per loaded model."""
+"""The node program: an HTTP server process, which starts one engine process per loaded model."""

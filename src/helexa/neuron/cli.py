@@ -21,7 +21,7 @@ ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
 def main() -> None:
-    """Run the command line. On an error, print one line to stderr and exit with code 1."""
+    """Run the `neuron` command. If it fails, print one line to stderr and exit with code 1."""
     try:
         app()
     except HelexaError as error:
@@ -123,7 +123,7 @@ def doctor(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set the variable `HELEXA_CACHE`, which child processes inherit, if the configuration names a cache folder."""
+    """Set `$HELEXA_CACHE` to the configured cache folder, if there is one. Engine processes inherit the variable."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:

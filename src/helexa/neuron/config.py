@@ -1,8 +1,8 @@
-"""neuron.toml: the address to listen on, the models to load at start, and engine options.
+"""The configuration file neuron.toml: address to listen on, models to load at start, and engine options.
 
-Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`.
-`[harness.candle]` and `NEURON_HARNESS__CANDLE__...` are former names of `[harness.torch]` and
-`NEURON_HARNESS__TORCH__...`. If variables of both names set one key, the current name wins.
+Environment variables with the prefix `NEURON_` override the file, for example `NEURON_PORT` or
+`NEURON_HARNESS__TORCH__DEVICE`. The table `[harness.torch]` and its variables may also have the former name `candle`.
+If two variables set the same option, the variable with the current name applies.
 """
 
 from collections.abc import Mapping
@@ -29,27 +29,27 @@ HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" i
 
 
 class DefaultModel(ModelSpec):
-    """A model to load at start. It has the fields of a load request; an unknown field is an error."""
+    """A model that the node loads when it starts. The fields are those of a load request. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class CacheConfig(Section):
-    """The folder of models, packed weights and compiled kernels.
+    """Options of the cache folder, which contains downloaded models, packed weights and compiled kernels.
 
     Attributes:
-        dir: path of the folder. Unset: `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`.
+        dir: path of the folder. Default: `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else `~/.cache/helexa`.
     """
 
     dir: Path | None = None
 
 
 class DownloadsConfig(Section):
-    """Downloads of model files from hubs.
+    """Options for downloading model files from hubs.
 
     Attributes:
-        max_concurrent: number of concurrent downloads. Unset: `$HELEXA_MAX_CONCURRENT_DOWNLOADS`, else 8.
-        stall_secs: seconds without data after which a connection counts as broken.
+        max_concurrent: maximum number of concurrent downloads. Default: `$HELEXA_MAX_CONCURRENT_DOWNLOADS`, else 8.
+        stall_secs: seconds without data after which a connection is treated as broken.
     """
 
     max_concurrent: int | None = Field(default=None, ge=1, le=MOST_DOWNLOADS)
@@ -57,10 +57,10 @@ class DownloadsConfig(Section):
 
 
 class LogConfig(Section):
-    """Logging to stderr. `$HELEXA_LOG` and `$HELEXA_LOG_FORMAT` override these settings.
+    """Options of the log, which is written to stderr. `$HELEXA_LOG` and `$HELEXA_LOG_FORMAT` override them.
 
     Attributes:
-        level: lowest severity that is logged. `debug` includes the polling requests of gateways.
+        level: lowest severity that is logged. With `debug`, the polling requests of gateways are logged as well.
         format: `text` for plain lines, `json` for JSON objects.
     """
 
@@ -69,12 +69,12 @@ class LogConfig(Section):
 
 
 class SourceConfig(Section):
-    """A model hub.
+    """Options of one model hub.
 
     Attributes:
         endpoint: base URL of the hub.
-        auth_env: environment variable that holds the access token.
-        cache_dir: folder of files downloaded from the hub.
+        auth_env: name of the environment variable that contains the access token.
+        cache_dir: folder for files downloaded from the hub.
     """
 
     endpoint: str | None = Field(default=None, pattern=r"^https?://")
@@ -83,21 +83,21 @@ class SourceConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Limits of running and waiting requests. Each loaded model has its own limits.
+    """Limits on running and waiting requests. They apply to each loaded model separately.
 
     Attributes:
-        max_in_flight: largest number of requests in the batch. Unset or larger than the engine's `max_sequences`:
+        max_in_flight: maximum number of requests in the running batch. Default and upper bound: the engine option
             `max_sequences`.
-        max_queue_depth: largest number of requests that wait for a slot in the batch.
-        max_wait_secs: longest wait for a slot, in seconds.
-        max_per_principal: largest number of running and waiting requests of one principal (client of the gateway); 0
-            for no limit. With and without this limit, principals get fair shares of the slots.
-        anon_max_in_flight: largest number of running requests without a principal; 0 rejects these requests. Unset: all
-            slots, or all slots but one if there are at least eight.
-        anon_max_pending: largest number of running and waiting requests without a principal. Unset: the largest number
-            of running and waiting requests together, minus one.
-        kv_max_wait_secs: longest wait for KV cache memory, in seconds, after a request has reached the front of the
-            queue.
+        max_queue_depth: maximum number of requests that wait for a slot in the running batch.
+        max_wait_secs: maximum wait for a slot, in seconds.
+        max_per_principal: maximum number of running and waiting requests of one principal (API key owner); 0 for no
+            limit. Principals get fair shares of the slots in either case.
+        anon_max_in_flight: maximum number of running requests without a principal; 0 rejects all of them. Default: all
+            slots, or all slots except one if there are at least eight.
+        anon_max_pending: maximum number of running and waiting requests without a principal. Default: the maximum
+            number of running and waiting requests of the model, minus one.
+        kv_max_wait_secs: maximum wait for KV cache memory, in seconds. It begins when a request is next in line for a
+            free slot but lacks memory.
     """
 
     max_in_flight: int | None = Field(default=None, ge=1)
@@ -110,20 +110,21 @@ class AdmissionConfig(Section):
 
 
 class ContextLimitConfig(Section):
-    """Limits of a model's context length, below the trained context length and the KV cache size.
+    """Options that limit the context length of models further than their training and the KV cache size do.
 
     Attributes:
-        enabled: limit the context also by the time that the prefill of a full context takes.
-        target_prefill_latency_secs: longest time to the first token of a prompt, in seconds. Unset: 120, or 600 on a
-            CPU.
-        bootstrap_prefill_tok_per_sec: prompt tokens per second that are assumed until a measurement exists. Unset: 800,
-            or 100 on a CPU.
+        enabled: whether the measured prefill rate limits the context length.
+        target_prefill_latency_secs: maximum time for the prefill of a full context, in seconds. Default: 120, or 600 on
+            a CPU.
+        bootstrap_prefill_tok_per_sec: prefill rate, in prompt tokens per second, that is assumed before the first
+            measurement. Default: 800, or 100 on a CPU.
         activation_headroom_mb: memory that models leave free for unforeseen allocations, in MiB.
         min_free_floor_mb: memory that models leave free for other processes, in MiB.
-        output_reserve_tokens: tokens of the context that `limit.input` leaves for the answer; at most a quarter of the
-            context.
-        default_output_tokens: output limit of requests that state no limit; 0 for the rest of the context.
-        max_prompt_tokens: longest context of any model, in tokens; 0 for no limit. `NEURON_MAX_PROMPT_TOKENS` sets it.
+        output_reserve_tokens: number of tokens by which a model's prompt limit (`limit.input`) is below its context
+            limit, to leave space for the output. At most a quarter of the context limit is reserved.
+        default_output_tokens: output limit of requests that set no limit. 0: only the context length limits the output.
+        max_prompt_tokens: maximum context length of all models, in tokens; 0 for no limit. The environment variable
+            `NEURON_MAX_PROMPT_TOKENS` also sets this option.
     """
 
     enabled: bool = True
@@ -137,16 +138,17 @@ class ContextLimitConfig(Section):
 
 
 class TorchConfig(Section):
-    """Options of the inference engine. `EngineOptions` documents the fields that are not listed here.
+    """Options of model sources and the inference engine. `EngineOptions` documents the fields not listed here.
 
     Attributes:
-        default_source: source scheme of model ids without a scheme.
-        sources: hubs by scheme.
-        device: device of all models. `auto` is the CUDA device with the most memory, or the CPU if there is no CUDA
+        default_source: scheme of the source for model ids without a scheme.
+        sources: options of each model hub, by scheme.
+        device: torch name of the device on which models run. `auto` selects the CUDA device with the most memory, or
+            the CPU if there is no CUDA device.
+        max_step_tokens: maximum number of tokens in one engine step (forward pass). Default: 512, or 2048 on a CUDA
             device.
-        max_step_tokens: largest number of tokens per engine step. Unset: 512, or 2048 on a CUDA device.
-        max_prefill_beside_decode: largest number of prefill tokens in a step that also decodes other sequences. Unset:
-            128, or 2048 on a CUDA device. On a CUDA device, the measured prefill time limits the number further.
+        max_prefill_beside_decode: maximum number of prefill tokens in a step that also decodes other sequences.
+            Default: 128, or 2048 on a CUDA device, where the measured prefill time may lower the number further.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -175,7 +177,7 @@ class TorchConfig(Section):
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 
     def engine_options(self, device: str) -> EngineOptions:
-        """Return the options of an engine that runs on `device`."""
+        """Return the options for an engine on the torch device `device`, with device-dependent defaults filled in."""
         step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
         defaults = {
             "device": device,
@@ -190,13 +192,13 @@ class TorchConfig(Section):
 
 
 class RecoveryConfig(Section):
-    """When an engine counts as hung, and how often the node restarts an engine that crashed or hung.
+    """Timeouts after which an engine is treated as hung, and limits on restarts of crashed or hung engines.
 
     Attributes:
-        step_timeout_secs: seconds without progress after which an engine with running requests counts as hung.
-        load_timeout_secs: seconds without progress after which an engine that loads a model counts as hung.
-        max_restarts: largest number of restarts of one model within `restart_window_secs`. A model that needs more
-            restarts is quarantined (status `poisoned`).
+        step_timeout_secs: seconds without progress after which an engine with running requests is treated as hung.
+        load_timeout_secs: seconds without progress after which an engine that loads a model is treated as hung.
+        max_restarts: maximum number of restarts of one model's engine within the last `restart_window_secs` seconds.
+            If the engine crashes again, the model is quarantined (status `poisoned`) and rejects requests.
     """
 
     step_timeout_secs: float = Field(default=120.0, ge=0.1)
@@ -206,11 +208,11 @@ class RecoveryConfig(Section):
 
 
 class ResponsesConfig(Section):
-    """Storage of `/v1/responses` in memory, for `previous_response_id`.
+    """Limits of the memory in which the node stores responses of `/v1/responses` for `previous_response_id`.
 
     Attributes:
-        store_mb: memory limit of all stored responses together, in MiB; 0 stores no responses.
-        store_entries: largest number of stored responses.
+        store_mb: maximum size of all stored responses together, in MiB; 0 stores no responses.
+        store_entries: maximum number of stored responses.
         store_secs: lifetime of a stored response, in seconds.
     """
 
@@ -220,13 +222,13 @@ class ResponsesConfig(Section):
 
 
 class HarnessTables(Section):
-    """The `[harness.*]` tables of neuron.toml: engine options. The table `candle` is the former name of `torch`."""
+    """The tables `[harness.NAME]` of neuron.toml, with engine options. `candle` is a former name of `torch`."""
 
     torch: TorchConfig = Field(default_factory=TorchConfig, validation_alias=AliasChoices("torch", "candle"))
 
 
 class HarnessEntry(Section):
-    """An entry of `[[harnesses]]` in neuron.toml, which enables an engine."""
+    """An entry of the list `[[harnesses]]` in neuron.toml, which names an inference engine. Only `torch` exists."""
 
     name: HarnessName
 
@@ -236,11 +238,11 @@ class NeuronConfig(Section):
 
     Attributes:
         host: address to listen on.
-        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`. Unset: no key is
-            required.
-        allowed_hosts: additional names of this node that requests may have in the `Host` header. IP addresses,
-            localhost, the machine's name and `host` are always accepted. The node checks `Host` only without an
-            `api_key`: in all requests if `host` is a loopback address, else only in requests from browsers.
+        api_key: key that every request except `GET /health` must have in the header `Authorization: Bearer KEY`. By
+            default, no key is required.
+        allowed_hosts: additional names that requests may have in the `Host` header. IP addresses, localhost, the
+            machine's name and `host` are always permitted. The node checks `Host` only if `api_key` is not set. It
+            checks all requests if `host` is a loopback address, else only requests from browsers.
     """
 
     host: str = "127.0.0.1"
@@ -258,14 +260,14 @@ class NeuronConfig(Section):
 
 
 def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:
-    """Read the configuration from the file `path` (None: defaults) and from environment variables.
+    """Read the configuration from the file `path` and from environment variables. Without a file, defaults apply.
 
     Raises:
-        ConfigError: a setting is invalid; the message is one line that names the setting.
+        ConfigError: an option is invalid. The message is one line that names the option.
     """
     return load(NeuronConfig, path, env_prefix=ENV_PREFIX, short_names=_SHORT_NAMES, environ=environ)
 
 
 def log_unknown_variables() -> None:
-    """Log one line that lists the `NEURON_` environment variables that are no setting and therefore have no effect."""
+    """Log one line with the names of the `NEURON_` environment variables that match no option and have no effect."""
     variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))

@@ -1,10 +1,10 @@
-"""Output events of a run, independent of the API format. A run generates one answer to one request.
+"""Output events of a run, independent of the API format. A run generates one answer (OpenAI: choice) to one request.
 
 A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`. If the caller requests prompt counts,
 `PromptCounted` comes before the first `OutputEvent`.
 
-If a request has several answers, each event is wrapped in `OfChoice`, which names the answer. At the end, an unwrapped
-`Finished` carries the totals of all answers.
+If a request has several answers, the `OutputEvent` and `Finished` events of each answer are wrapped in `OfChoice`,
+which contains the answer's index. A last `Finished`, which is not wrapped, contains the total token counts.
 """
 
 from typing import Literal
@@ -16,24 +16,24 @@ from helexa.core.errors import ApiError
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 Alternative = tuple[str, bytes, float]
-"""Text of a token, bytes of the token, log-probability."""
+"""A candidate token: its text, its bytes and its log-probability."""
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event of a run: the request was admitted."""
+    """First event of a run: admission control has admitted the request, whose prompt has `prompt_tokens` tokens."""
 
     prompt_tokens: int
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """The engine has begun the prefill and found `cached_tokens` of the `prompt_tokens` tokens in the KV cache."""
+    """The engine has begun the prefill. It found `cached_tokens` of the `prompt_tokens` tokens in the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log-probability of one token, and the most likely tokens at the token's position."""
+    """Log-probability of one token, and the most likely tokens (`top`) at the token's position."""
 
     token: str
     bytes: bytes
@@ -42,16 +42,19 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """Log-probabilities of the prompt's tokens. `logprob` and `top` of the first token are meaningless placeholders."""
+    """Log-probabilities of the prompt's tokens.
+
+    The first token has no log-probability. Its `logprob` and `top` are placeholders without meaning.
+    """
 
     tokens: tuple[TokenLogprob, ...]
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of the answer's text, in whole characters.
+    """The next chunk of the answer's text. A chunk never ends in the middle of a character.
 
-    `logprobs` has one entry per token if the request asks for log-probabilities. `text` is empty only at the end of the
-    answer, to report log-probabilities of tokens without text.
+    `logprobs` has one entry per token of `text` if the client requested log-probabilities. `text` is empty only in the
+    last chunk of an answer, if it reports the log-probabilities of tokens without text.
     """
 
     text: str
@@ -59,15 +62,15 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """The next piece of the model's reasoning; never empty."""
+    """The next chunk of the model's reasoning. `text` is never empty."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model begins a tool call. `index` counts the calls of the answer from 0.
+    """The model has begun a tool call of the tool `name`. `index` is the call's position among the answer's calls.
 
-    Following `ToolCallDelta` events belong to this call, up to the next `ToolCallStart`.
+    The `ToolCallDelta` events until the next `ToolCallStart` contain the arguments of this call.
     """
 
     index: int
@@ -76,8 +79,10 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The next piece of a tool call's arguments; never empty. All pieces of a call, joined, are the text of one JSON
-    object.
+    """The next chunk of a tool call's arguments. `arguments` is never empty.
+
+    All chunks of a call together are the text of one JSON object. `index` is the call's position among the answer's
+    calls.
     """
 
     index: int
@@ -85,21 +90,21 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """All answer text before this event is reasoning: the model closed a reasoning block that had no opening marker.
+    """All text of the answer before this event is reasoning, because the model closed a block that it had not opened.
 
-    Text that was already streamed to the client cannot be changed.
+    A response that is not streamed reports this text as reasoning. Text already streamed to a client stays unchanged.
     """
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The answer is complete.
 
-    `reason` is `stop` if the model or a stop string ended the answer, `length` if the answer reached its limit, and
-    `tool_calls` if the model waits for results of its tool calls.
-
-    The engine found `cached_tokens` of the `prompt_tokens` in the KV cache and did not compute them again.
-    `completion_tokens` includes the `reasoning_tokens`. `stop_string` is the stop string that ended the answer, or
-    None.
+    Attributes:
+        reason: `stop` if the model or a stop string ended the answer, `length` if the answer reached its length limit,
+            `tool_calls` if the answer ends with tool calls.
+        cached_tokens: number of prompt tokens found in the prefix cache.
+        completion_tokens: number of generated tokens, including the `reasoning_tokens`.
+        stop_string: the stop string that ended the answer, or None.
     """
 
     reason: FinishReason
@@ -113,7 +118,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The run failed; the answer is incomplete."""
+    """The run failed with `error`. The answer is incomplete."""
 
     error: ApiError
 
@@ -122,7 +127,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class OfChoice(msgspec.Struct, frozen=True):
-    """Wraps an event of one answer if a request has several answers; `index` is the number of the answer."""
+    """An event of one answer of a request that has several answers. `index` is the index of the answer, from 0."""
 
     index: int
     event: OutputEvent | Finished

@@ -1,8 +1,10 @@
-"""Report the kernels that engines on this machine would use, and why. Runs in its own process because it imports torch.
+"""Report which compute kernels engines would use on each device of this machine, and why.
+
+`neuron doctor` starts this module as a separate process, because it imports torch:
 
     python -m helexa.neuron.kernel_survey OPTIONS
 
-`OPTIONS` are engine options in JSON. The process prints a `KernelSurvey` in JSON.
+`OPTIONS` are `EngineOptions` in JSON. The process prints a `KernelSurvey` in JSON.
 """
 
 import sys
@@ -19,8 +21,9 @@ from helexa.neuron.ops.choice import choose
 
 
 def take(options: EngineOptions) -> KernelSurvey:
-    """Choose kernels as an engine with `options` does, for a model of ordinary shape. Compiles native kernels if
-    necessary.
+    """Return the kernels that an engine with `options` would choose on each device for a typical model.
+
+    Native kernels are compiled if necessary.
     """
     torch.set_num_threads(options.threads or physical_cores())
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)

@@ -1,1 +1,1 @@
-"""The agent loop: request an answer from the model, run its tool calls, repeat."""
+"""The agent loop: request a response from the model, run the tool calls in the response, repeat."""

@@ -1,4 +1,4 @@
-"""Collects one streamed answer of a model and emits its events."""
+"""Collects one streamed response of the model and emits events for the editor."""
 
 import re
 import uuid
@@ -28,37 +28,44 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """A streamed tool call. If `name` is empty, `text` contains the whole call, including the tool's name."""
+    """A tool call whose chunks are still being streamed by the model.
+
+    Attributes:
+        id: call id, unique in the session.
+        name: tool name, or empty if `text` contains the whole call including the tool's name.
+        text: chunks of the arguments.
+        started: whether `CallStarted` was emitted.
+    """
 
     id: str
     name: str
     text: list[str] = field(default_factory=list)
-    started: bool = False  # whether CallStarted was emitted
+    started: bool = False
 
     @property
     def arguments(self) -> str:
-        """All arguments received so far."""
+        """The argument text received so far, as one string."""
         return "".join(self.text)
 
 
 class AnswerCollector:
-    """Collects the streamed events of one answer of a model.
+    """Collects the streamed events of one model response.
 
     Attributes:
-        id: id of the answer's message in the history.
+        id: id of the response's message in the conversation history.
         calls: tool calls in the order of their first delta.
         usage: token counts, or None if the endpoint reported none.
-        finish: finish reason, or None before the end of the answer.
-        begun: whether any event of the answer has arrived.
+        finish: finish reason, or None before the end of the response.
+        begun: whether any event of the response has arrived.
     """
 
     def __init__(self, emit: Emit, kinds: Mapping[str, ToolKind], used_ids: Iterable[str]) -> None:
-        """Prepare an empty answer.
+        """Prepare for a response of which nothing has arrived yet.
 
         Args:
-            emit: receives the events of the agent run, for example text deltas for the editor.
+            emit: callback that receives the agent's events, for example text deltas for the editor.
             kinds: kind of each tool (read, edit, execute, ...) by tool name.
-            used_ids: call ids that the answer must not reuse.
+            used_ids: call ids of earlier responses, which this response must not reuse.
         """
         self.id = str(uuid.uuid4())
         self.calls: list[CallText] = []
@@ -76,14 +83,14 @@ class AnswerCollector:
 
     @property
     def text(self) -> str:
-        """The text of the answer."""
+        """The text of the response received so far, without reasoning and tool calls."""
         return "".join(self._text)
 
     async def read(self, events: AsyncIterator[ModelEvent]) -> None:
-        """Read the events of the answer until its end.
+        """Read all events of the response, store their content, and emit text, reasoning and call events.
 
         Raises:
-            ProviderError: the endpoint failed, or the answer exceeds a size limit.
+            ProviderError: the endpoint failed, or the response exceeds a size limit.
         """
         async for event in events:
             self.begun = True
@@ -104,7 +111,11 @@ class AnswerCollector:
                     self.finish, self._extras = reason, extras
 
     def message(self, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-        """Return the answer as a message for the history, with `calls`, or None if nothing has arrived."""
+        """Return the response as a message for the history, or None if the message would be empty.
+
+        Args:
+            calls: the parsed tool calls to include in the message.
+        """
         text, reasoning = self.text, "".join(self._reasoning)
         if not text and not reasoning and not calls:
             return None
@@ -126,9 +137,9 @@ class AnswerCollector:
             await self._emit(CallStarted(call.id, call.name, card))
 
     def _free_id(self, endpoint_id: str | None) -> str:
-        """Return `endpoint_id` if it is valid and unused in the session, else a new id.
+        """Return `endpoint_id` if it is a valid call id and unused in the session, else a new call id.
 
-        Some endpoints send no ids or repeat ids in each answer.
+        Some endpoints send no call ids, or repeat the same ids in each response.
         """
         id = (
             endpoint_id

@@ -1,4 +1,4 @@
-"""Runs the tool calls of one answer: read-only calls concurrently, all other calls one after the other."""
+"""Runs the tool calls of one model response: read-only calls concurrently, all other calls one after the other."""
 
 import asyncio
 import json
@@ -31,15 +31,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed call, or the reason why it cannot be run.
+    """A parsed tool call, or the reason why the call cannot be run.
 
     Attributes:
-        message: the call for the history. Its name and arguments are valid for any endpoint, even if the model's call
-            was malformed.
+        message: the call as stored in the history. Its name and arguments are valid for any endpoint, even if the
+            model's call was malformed.
         started: whether `CallStarted` was emitted.
-        tool: the called tool, or None if unknown.
-        arguments: the checked arguments, or None if invalid.
-        failure: error message for the model, or None.
+        tool: the called tool, or None if there is no such tool.
+        arguments: the checked arguments, or None if they are invalid.
+        failure: error message for the model if the call cannot be run, else None.
     """
 
     message: ToolCall
@@ -50,9 +50,13 @@ class Call:
 
 
 def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """Parse a call and check its arguments.
+    """Parse a streamed tool call and check its arguments against the tool's schema.
 
-    If `cut_off`, the answer ended at its token limit, and the error message of a malformed call says so.
+    Args:
+        text: the tool call as the model wrote it.
+        turn: provides the tools that the model may call.
+        cut_off: whether the model's response ended at its token limit. The error message of a malformed call then
+            names this cause.
     """
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
     parsed = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
@@ -81,7 +85,7 @@ def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
 
 
 class Calls:
-    """Runs the tool calls of one answer.
+    """Runs the tool calls of one model response.
 
     Attributes:
         results: results of finished calls by call id.
@@ -93,7 +97,10 @@ class Calls:
         self.results: dict[str, ToolResult] = {}
 
     async def run(self, calls: Sequence[Call]) -> None:
-        """Run all calls. A failed call has a failed result; only CancelledError is raised."""
+        """Run all calls and store their results in `results`.
+
+        An error of a tool becomes a failed result. Only CancelledError is raised.
+        """
         remaining = list(calls)
         while remaining:
             reading = next(
@@ -106,7 +113,7 @@ class Calls:
                     tasks.create_task(self._run(call))
 
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
-        """Add a failed result for each unfinished call, and return the events to emit for these calls."""
+        """Store a failed result for each unfinished call, and return the events that the caller must emit."""
         unsent_events: list[CallChanged] = []
         for call in calls:
             id, card = call.message.id, self._card(call)
@@ -169,7 +176,7 @@ class Calls:
         return Card(title(call.message.name), call.tool.kind if call.tool else "other")
 
     async def _show(self, call: Call, card: Card) -> None:
-        """Emit the call's card, which is its display in the editor.
+        """Emit an event that makes the editor show `card`, the display of the tool call.
 
         The event is `CallStarted` for a new call and `CallChanged` for a call that has already started.
         """

@@ -1,4 +1,4 @@
-"""Compaction: the chosen model summarizes a conversation that has become too long for its context."""
+"""Compaction: the session's model summarizes a conversation that has become too long for the model's context."""
 
 import asyncio
 import uuid
@@ -24,9 +24,9 @@ UNCHANGED_SHARE = 8
 MIN_TOKENS = 200
 """Conversations below this number of tokens are not summarized."""
 
-_MAX_RESULT_BYTES = 2000  # bytes of one result in the text to summarize
+_MAX_RESULT_BYTES = 2000  # bytes of one tool result in the text to summarize
 _MAX_PROMPT_BYTES = 4000  # bytes of the last prompt that are copied verbatim
-_USED_SHARE = 0.8  # share of the context to use, as token estimates are inexact
+_USED_SHARE = 0.8  # share of the context to use, because token estimates are inexact
 
 _SYSTEM = """\
 You sum up a conversation between a user and a coding agent, so that the agent can go on with your summary alone. Say
@@ -36,9 +36,16 @@ next. Leave out what no longer matters. Write plain text, nothing before and not
 
 
 async def compact(turn: Turn, instructions: str = "") -> bool:
-    """Let the model summarize the conversation, and commit the summary; return whether a summary was committed.
+    """Let the model summarize the conversation, and append the summary to the history.
 
     If the model fails, the conversation stays unchanged and a failed `CompactionChanged` is emitted.
+
+    Args:
+        turn: the conversation and the model.
+        instructions: the user's additional instructions for the summary.
+
+    Returns:
+        True if a summary was appended. False if the model failed or the conversation is too short.
     """
     view = visible(turn.conversation.messages)
     if tokens(view) < MIN_TOKENS:
@@ -89,9 +96,9 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many of the last messages fit in `max_tokens`.
+    """Return how many of the last messages in `view` fit in `max_tokens`.
 
-    The first of these messages is never a tool result, which would be separated from its call.
+    The first of the counted messages is never a tool result, because a result must not be separated from its call.
     """
     unchanged_count = 0
     for count in range(1, len(view)):
@@ -103,10 +110,12 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
-    """Return the user's last message in `summed_up`, to be appended to the summary.
+    """Return a copy of the last user message in `summed_up`, to be appended to the summary.
 
-    `unchanged_count` contains the messages that the compaction keeps. If they include a user message, the text is
-    empty.
+    Args:
+        summed_up: the messages that the summary replaces.
+        unchanged_count: the messages after the summary, which stay in the conversation. If they include a user
+            message, the returned text is empty.
     """
     if any(isinstance(message, UserMessage) for message in unchanged_count):
         return ""

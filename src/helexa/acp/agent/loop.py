@@ -1,4 +1,4 @@
-"""The agent loop of one turn: request an answer, run its tool calls, repeat until an answer has no calls."""
+"""The agent loop for one prompt: request a model response, run its tool calls, repeat until there are no calls."""
 
 import asyncio
 import logging
@@ -26,16 +26,18 @@ MAX_OVERFLOWS = 2
 
 MAX_WAIT_S = 60.0
 MAX_TOTAL_WAIT_S = 120.0
-"""Maximum total waiting time for one answer, in seconds."""
+"""Maximum total time in seconds between the attempts to get one response."""
 
 _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "refusal"}
 
 
 async def run_turn(turn: Turn) -> StopReason:
-    """Answer the last message of the conversation, in rounds until the model calls no tool; see `Turn`.
+    """Let the agent work on the last message of the conversation until the model calls no more tools.
+
+    The work consists of rounds. In each round, the model returns a response and the agent runs its tool calls.
 
     Raises:
-        ProviderError: the endpoint returned no complete answer; the partial answer is committed.
+        ProviderError: the endpoint returned no complete response. The partial response is stored in the history.
     """
     builder = RequestBuilder(turn, await read_notes(turn.context))
     for _ in range(MAX_ROUNDS):
@@ -60,7 +62,7 @@ async def run_turn(turn: Turn) -> StopReason:
 
 
 class Round:
-    """One round of a turn: an answer of the model and the results of its tool calls."""
+    """One round of the agent loop: a response of the model and the results of its tool calls."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -70,9 +72,9 @@ class Round:
         self.calls: list[Call] = []
 
     async def run_calls(self) -> None:
-        """Run the calls of the complete answer and commit the round to the history.
+        """Run the tool calls of the complete response, and append the response and the results to the history.
 
-        On cancellation, the unfinished calls get failed results, and the round is committed as well.
+        On cancellation, unfinished calls get failed results. The response and all results are then appended too.
         """
         self.calls = [
             parse_call(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
@@ -89,7 +91,7 @@ class Round:
         await self._commit(running.results)
 
     async def commit_partial(self) -> None:
-        """Commit the part of the answer that has arrived. Its tool calls are not run and not committed."""
+        """Append the text received so far to the history. Tool calls are neither run nor appended."""
         message = self.answer.message(())
         if message is not None:
             await self._turn.conversation.commit(message)
@@ -105,12 +107,13 @@ class Round:
 
 
 async def _request_answer(turn: Turn, builder: RequestBuilder, round: Round, provider: Provider) -> None:
-    """Request the answer of a round.
+    """Request one model response and collect it in `round.answer`.
 
-    After a temporary error, wait and retry. If the request exceeds the context, compact the conversation.
+    After a temporary error, wait and retry. If the request exceeds the model's context, first let the model summarize
+    the conversation.
 
     Raises:
-        ProviderError: all retries failed, or the answer broke off.
+        ProviderError: all retries failed, or the response ended before it was complete.
     """
     retries, waited_s, overflows, compacted = 0, 0.0, 0, False
     while True:
@@ -141,7 +144,12 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, round: Round, pro
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Return the seconds before the next attempt, or None if the request should not be retried."""
+    """Return the delay in seconds before the next attempt, or None if the request must not be retried.
+
+    Args:
+        error: the error of the last attempt.
+        retries: number of retries so far.
+    """
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     if error.retry_after is None:
@@ -157,7 +165,7 @@ async def _end(turn: Turn, answer: AnswerCollector) -> StopReason:
 
 
 def _cost(usage: Usage, card: ModelCard) -> float | None:
-    """Return the cost in US dollars, or None if the prices are unknown."""
+    """Return the cost of one model response in US dollars, or None if the model's prices are unknown."""
     if card.input_price is None or card.output_price is None:
         return None
     cached_price = card.input_price if card.cached_price is None else card.cached_price

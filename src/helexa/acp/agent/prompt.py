@@ -1,4 +1,4 @@
-"""The system prompt: role, environment, project instructions, and the rules of the session's mode."""
+"""The system prompt: role, environment, project instructions, and the rules of the session's permission mode."""
 
 import asyncio
 import datetime
@@ -10,7 +10,7 @@ from helexa.acp.config import Mode, Settings
 from helexa.acp.tools.tool import ToolContext
 
 NOTES = ("AGENTS.md", "CLAUDE.md")
-"""File names of project instructions; only the first existing file of a folder is used."""
+"""File names of project instructions. Only the first file that exists in a folder is used."""
 
 MAX_NOTE_BYTES = 32_768
 """Maximum bytes read from one instruction file."""
@@ -43,15 +43,21 @@ before each change), accept edits (asks before commands only), bypass permission
 
 
 async def read_notes(context: ToolContext) -> str:
-    """Return the project's instructions for agents, or an empty text.
+    """Return the text of the project's instruction files for agents (`AGENTS.md`), or an empty string.
 
-    The instruction files are read in each folder from the repository root down to the session's folder.
+    The files are read from each folder from the repository root down to the session's working directory.
     """
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 
 
 def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: str) -> str:
     """Return the system prompt for the next request to the model.
+
+    Args:
+        settings: configuration, which may name a file that replaces the built-in prompt.
+        context: provides the session's folders.
+        mode: permission mode, whose rules are added.
+        notes: project instructions from `read_notes`.
 
     Raises:
         OSError, UnicodeDecodeError: the configured prompt file cannot be read.
@@ -89,7 +95,7 @@ def _folders(cwd: Path) -> list[Path]:
 def _read(path: Path, *, within: Path) -> str:
     try:
         if not path.resolve().is_relative_to(within.resolve()):
-            return ""  # the link leaves the project, so its target is untrusted
+            return ""  # the symbolic link leads out of the project, so its target is untrusted
         with path.open("rb") as file:
             content = file.read(MAX_NOTE_BYTES + 1)
     except OSError:

@@ -1,4 +1,4 @@
-"""Builds the model request of each round and fits it into the context."""
+"""Builds the requests to the model and shortens the conversation to fit into the model's context."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from helexa.acp.history import Message
 from helexa.acp.providers.provider import ModelCard, ModelRequest, Provider, ProviderError, ToolSpec, Usage
 
 MAX_TOKENS = 8192
-"""Default limit of answer tokens: smaller limits end an answer in the middle of a file."""
+"""Default maximum of response tokens. Smaller limits often end a response in the middle of a file."""
 
 MARGIN = 512
 """Tokens reserved for chat template tokens, which the estimate does not count."""
@@ -23,9 +23,9 @@ _SHRINK = 0.6  # next size / rejected size, if the endpoint does not report its 
 
 
 class RequestBuilder:
-    """Builds the model requests of one turn.
+    """Builds the requests to the model while the agent works on one prompt.
 
-    Every round builds a new request, because the user's choices and the history may change between rounds.
+    Each request is built anew, because the user's choices and the history may change between requests.
 
     Attributes:
         overflows: whether the last request is too long for the context even after old messages were shortened.
@@ -37,12 +37,12 @@ class RequestBuilder:
         self._notes = notes
         self._factor = 1.0  # tokens counted by the endpoint per estimated token
         self._estimate = 0.0  # estimated tokens of the last request
-        self._max_request_tokens: int | None = None  # limit of request tokens if the context size is unknown
+        self._max_request_tokens: int | None = None  # maximum request tokens if the context size is unknown
         self._context: int | None = None
         self._max_tokens = MAX_TOKENS
 
     def request(self, provider: Provider) -> ModelRequest:
-        """Return the model request of the next round.
+        """Return the next request to the model, with the conversation shortened to fit into the context.
 
         Raises:
             ProviderError: the configured system prompt cannot be read.
@@ -80,7 +80,7 @@ class RequestBuilder:
         )
 
     def check(self) -> None:
-        """Raise an error if the last request exceeds the context: some endpoints would truncate it silently.
+        """Check that the last request fits into the context, because some endpoints truncate long requests silently.
 
         Raises:
             ProviderError: the last request has more tokens than the context.
@@ -95,7 +95,11 @@ class RequestBuilder:
             )
 
     def learn(self, error: ProviderError) -> None:
-        """Adjust the size limit of requests after the endpoint rejected the last request as too long."""
+        """Lower the size limit of later requests, because the endpoint rejected the last request as too long.
+
+        Args:
+            error: the endpoint's error, which may contain the context size.
+        """
         limit = error.context_limit
         if limit is not None and limit >= MIN_CONTEXT:
             self._turn.models.learn_context(self._turn.choices.model, limit)
@@ -104,19 +108,23 @@ class RequestBuilder:
             self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """Correct the token estimates by the endpoint's token count of the last request."""
+        """Correct later token estimates with the endpoint's token count of the last request.
+
+        Args:
+            usage: the endpoint's token counts, or None if the endpoint reported none.
+        """
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
     def usage(self, answer: AnswerCollector) -> Usage:
-        """Return the token counts of an answer. If the endpoint reports none, they are estimated."""
+        """Return the token counts of a response. If the endpoint reported none, the counts are estimated."""
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
-    """Return the maximum number of tokens of the answer.
+    """Return the maximum number of response tokens for a request.
 
-    A configured limit is reduced to at most half of `context`, the default limit to at most a quarter of `context`.
+    A configured limit is reduced to at most half of `context`. The default limit is reduced to at most a quarter.
     """
     configured = provider.endpoint.max_tokens
     max_tokens = min(filter(None, (configured or MAX_TOKENS, card.max_output)))

@@ -1,4 +1,4 @@
-"""Inputs of one turn of the agent: conversation, choices of the user, and protocols for side effects."""
+"""Inputs of one agent turn (the work on one prompt): conversation, the user's choices, and callbacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,24 +16,27 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """The message history of a session, as the agent loop reads and extends it."""
+    """The message history of a session. The agent loop reads it and appends messages to it."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All messages, oldest first, including the markers `Summary` (of a compaction) and `Cleared`."""
+        """All messages, oldest first, including the `Summary` and `Cleared` entries, which the model does not see."""
         ...
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages durably: they are on disk when the method returns.
+        """Append messages to the history. The messages are on disk when the method returns.
 
-        All messages of a round are passed in one call.
+        A model response and the results of its tool calls are passed in one call.
         """
         ...
 
 
 @dataclass(slots=True)
 class Choices:
-    """The user's choices. They may change during a turn, so the agent reads them again in each round."""
+    """The user's choice of model, permission mode, reasoning effort and temperature.
+
+    The choices may change while the agent works, so the agent reads them again before each model request.
+    """
 
     model: ModelChoice
     mode: Mode
@@ -43,18 +46,20 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """All inputs of one turn: the agent's work on one prompt, in rounds of an answer and its tool calls.
+    """All inputs of one agent turn, which is the agent's work on one prompt.
+
+    A turn consists of rounds. In each round, the model returns a response and the agent runs its tool calls.
 
     The functions that take a turn behave as follows:
 
     * `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs a turn. The prompt is the last message of the
-      conversation and is already committed.
-    * Rounds repeat until the model calls no tool. After each round, `run_turn` commits its messages and emits
-      `UsageChanged`.
-    * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it commits the partial round.
-    * On cancellation, `run_turn` closes the HTTP stream. Each call without a result gets a failed `ToolResult`, so that
-      the history stays valid.
-    * `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` summarizes the history on demand.
+      conversation and is already stored.
+    * Rounds repeat until the model calls no tool. After each round, `run_turn` appends the round's messages to the
+      history and emits `UsageChanged`.
+    * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it stores the partial response.
+    * On cancellation, `run_turn` closes the HTTP stream. Each call without a result gets a failed `ToolResult`,
+      because the history must have a result for each call.
+    * `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` summarizes the history at the user's request.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""The messages of a conversation that the model sees, and estimates of their tokens. No side effects."""
+"""Selects the messages of a conversation that the model sees, and estimates their tokens. No side effects."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,19 +27,19 @@ UNTOUCHED = 4
 """Number of last messages that `fit_messages` leaves unchanged."""
 
 MIN_BYTES = 256
-"""Minimum bytes of a replaced text; replacing a shorter text saves too little."""
+"""Minimum size in bytes of a text that `fit_messages` replaces. Replacing a shorter text saves too little."""
 
 STRIDE = 8
 """`fit_messages` replaces messages in multiples of this number. The beginning of the prompt then stays the same for
-several rounds and remains in the prefix cache.
+several requests and remains in the prefix cache.
 """
 
 
 def visible(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages that the model sees.
+    """Return the messages of a conversation that are sent to the model.
 
-    Messages before `Cleared` are omitted, and summarized messages are replaced by the summary. In the returned
-    messages, each tool call has a result and each result has a call.
+    Messages before the last `Cleared` entry are omitted. A summary replaces the messages that it summarizes. In the
+    returned messages, each tool call has a result and each result has a call.
     """
     view: list[Message] = []
     for message in messages:
@@ -78,7 +78,7 @@ def text_tokens(text: str) -> float:
 
 
 def tokens(messages: Iterable[Message]) -> float:
-    """Return the estimated number of tokens of messages."""
+    """Return the estimated number of tokens of all messages together."""
     return sum(_tokens(message) + MESSAGE_TOKENS for message in messages)
 
 
@@ -100,10 +100,10 @@ def _part_tokens(part: Part) -> float:
 
 
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
-    """Return the messages, shortened to fit into `max_tokens`.
+    """Return the messages, shortened to fit into `max_tokens` if possible.
 
-    Old tool results, then old answers, are replaced by one line each. User messages and the last messages stay
-    unchanged, so the returned messages may still exceed `max_tokens`.
+    One-line notes replace old tool results first, then old responses of the model. User messages and the last few
+    messages stay unchanged, so the returned messages may still exceed `max_tokens`.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens
@@ -131,7 +131,7 @@ def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
 
 
 def without_images(messages: Iterable[Message]) -> list[Message]:
-    """Return a copy of the messages for models without image input: a note replaces each image."""
+    """Return a copy of the messages in which a text note replaces each image, for models without image input."""
     note = Text("[a picture, which this model cannot see]")
     shown: list[Message] = []
     for message in messages:

@@ -1,1 +1,1 @@
-"""Access to files and commands, on this machine or through the client's editor."""
+"""Access to files and shell commands, on this machine or through the editor."""

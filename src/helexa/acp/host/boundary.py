@@ -1,4 +1,4 @@
-"""The folders that a session's tools may access, compared after resolving symbolic links and `..`."""
+"""The folders that a session's tools may access. Paths are checked after symbolic links and `..` are resolved."""
 
 import os
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ from helexa.acp.failure import ToolError
 
 
 class OutOfBounds(ToolError):
-    """The path is outside the session's folders."""
+    """A path is invalid, or is outside the folders that the session may access."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """A path within the session's folders. The file or folder need not exist.
+    """A path within the folders that the session may access. The file or folder need not exist.
 
     Attributes:
-        real: path with all links resolved, for local file access.
-        path: `real` with the session's folder spelled as the client spells it, for requests to the client and for
-            display.
-        plans: whether the path is in the agent's plan folder, which the client cannot access.
+        real: path with all symbolic links resolved, for local file access.
+        path: the same path for requests to the editor and for display. It begins with the session's folder exactly as
+            the editor wrote it, which may contain symbolic links.
+        plans: whether the path is in the folder of the agent's plans, which the editor cannot access.
         guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """
 
@@ -45,7 +45,7 @@ class ResolvedPath:
 
 
 class Boundary:
-    """The folders of one session: working directory, additional folders, and folder of plans."""
+    """The folders that one session may access: working directory, additional folders, and folder of plans."""
 
     def __init__(self, cwd: Path, additional: Iterable[Path] = (), plans: Path | None = None) -> None:
         self.cwd = cwd
@@ -55,16 +55,17 @@ class Boundary:
 
     @property
     def folders(self) -> list[Path]:
-        """The session's folders as the client spells them, the working directory first."""
+        """The working directory and the additional folders, as the editor wrote them."""
         return [folder for _, folder in self._folders]
 
     def resolve(self, text: str) -> ResolvedPath:
-        """Resolve a path from the model.
+        """Resolve a path that the model wrote, and check that the session may access it.
 
-        The path is absolute, below the home folder (`~`, `$HOME`), or below the working directory.
+        Args:
+            text: an absolute path, a path that begins with `~` or `$HOME`, or a path relative to the working directory.
 
         Raises:
-            OutOfBounds: the text is not a path, or the path is outside the folders.
+            OutOfBounds: `text` is not a path, or the path is outside the session's folders.
         """
         for home in ("~", "$HOME", "${HOME}"):
             if text == home or text.startswith(f"{home}/"):
@@ -84,5 +85,5 @@ class Boundary:
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 
     def brief(self, path: Path) -> str:
-        """Return a path for display, relative to the working directory if possible."""
+        """Return a path as text for display. A path in the working directory is shown relative to it."""
         return str(path.relative_to(self.cwd)) if path.is_relative_to(self.cwd) else str(path)

@@ -1,4 +1,4 @@
-"""Access to files and commands through the client."""
+"""Access to files and shell commands through the client (the editor)."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ _USER_SECONDS = 600.0  # timeout of requests for which the client may ask its us
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
-    """Return the `Host` of a session, which accesses files and commands through the client.
+    """Return the `Host` of a session, through which tools access files and commands.
 
     Args:
-        client: the client of the session.
-        session_id: the client's id of the session.
-        private: local folders that the client does not know; their files are always accessed locally.
+        client: the editor. Operations that it does not support are done on this machine.
+        session_id: session id for requests to the editor.
+        private: folders of the agent itself. Their files are always accessed directly, not through the editor.
         secrets: secret values. Commands on this machine do not inherit environment variables with these values.
     """
     local = LocalHost(secrets)
@@ -31,7 +31,7 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
 
 class ClientHost:
-    """Files and commands through the client, or on this machine for each capability that the client lacks."""
+    """Accesses files and commands through the editor. Operations that it does not support are done on this machine."""
 
     def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class ClientHost:
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file; see `Host`."""
+        """Return the text of a file, which the editor reads if it can; see `Host`."""
         if not self._client.reads_files or self._is_private(path):
             return await self._local.read_text(path, line=line, limit=limit)
         check_size(path)
@@ -53,7 +53,7 @@ class ClientHost:
         return text
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Create or replace a text file; see `Host`."""
+        """Create or replace a text file, which the editor writes if it can; see `Host`."""
         if not self._client.writes_files or self._is_private(path):
             await self._local.write_text(path, text)
             return
@@ -68,7 +68,7 @@ class ClientHost:
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command in a terminal of the client, and release the terminal afterwards; see `Host`."""
+        """Run a shell command in a terminal of the editor, and release the terminal afterwards; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
                 command, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit, started=started
@@ -115,7 +115,7 @@ class ClientHost:
             raise
 
     async def _wait_for_exit(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
-        """Return the exit status, or None after a timeout."""
+        """Wait until the command in a terminal ends. Return its exit status, or None after `seconds`."""
         try:
             return await self._request("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
         except _ClientTimeout:
@@ -148,7 +148,7 @@ class ClientHost:
 
 
 class _ClientTimeout(HostError):
-    """The client did not answer in time."""
+    """The editor did not respond to a request in time."""
 
 
 def _text(response: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""The protocol of access to text files and commands, on this machine or through the client."""
+"""The interface through which tools access text files and commands, on this machine or through the editor."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ class HostError(ToolError):
 
 
 class Client(Protocol):
-    """The part of the client that hosts use. `helexa.acp.host.client.open_host` returns a `Host` for a client.
+    """The client (the editor): which methods it supports, and requests to it.
 
     Attributes:
-        reads_files: whether the client has `fs/read_text_file`.
-        writes_files: whether the client has `fs/write_text_file`.
-        runs_commands: whether the client has `terminal/*`.
+        reads_files: whether the editor supports `fs/read_text_file`.
+        writes_files: whether the editor supports `fs/write_text_file`.
+        runs_commands: whether the editor supports the `terminal/*` methods.
     """
 
     reads_files: bool
@@ -26,23 +26,25 @@ class Client(Protocol):
     runs_commands: bool
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the client. Cancellation sends a cancel request to the client.
+        """Send a JSON-RPC request to the editor and return the result.
+
+        If the calling task is canceled, the editor receives a cancel request.
 
         Raises:
-            HostError: the client rejected the request, failed, sent an invalid answer, or disconnected.
+            HostError: the editor rejected the request, failed, sent an invalid response, or disconnected.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a command.
+    """The result of a shell command.
 
     Attributes:
         exit_code: exit code, or None if a signal ended the command.
         signal: name of the signal that ended the command, or None.
-        output: interleaved stdout and stderr, limited to the newest bytes.
-        truncated: whether older output is missing.
+        output: interleaved stdout and stderr. If the output is too long, only its end.
+        truncated: whether the beginning of the output was dropped.
         timed_out: whether the command was killed after its timeout.
     """
 
@@ -54,16 +56,16 @@ class CommandResult:
 
 
 class Host(Protocol):
-    """Files and commands of one session, on this machine or through the client.
+    """Access to files and commands for the tools of one session, through the editor or on this machine.
 
-    Paths are absolute and checked by `Boundary`. This machine is used only for capabilities that the client lacks. If
-    the client has a capability but fails, the method raises HostError.
+    Callers pass absolute paths that `Boundary` has checked. This machine is used directly only for operations that
+    the editor does not support. If a supported operation of the editor fails, the method raises HostError.
     """
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file, or `limit` lines beginning at `line` (counted from 1).
+        """Return the text of a file, or only `limit` lines beginning at `line` (counted from 1).
 
-        A file read through an editor includes unsaved changes.
+        If the editor reads the file, the text includes unsaved changes.
 
         Raises:
             HostError: the file is missing, not text, or too large.
@@ -87,18 +89,19 @@ class Host(Protocol):
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command to its end.
+        """Run a shell command until it ends, and return its output.
 
-        After `timeout_s`, or on cancellation, the command and its children are killed.
+        After `timeout_s`, or on cancellation, the command and its child processes are killed.
 
         Args:
             command: command line for the shell.
             cwd: working directory.
             timeout_s: timeout in seconds.
             output_limit: maximum number of output bytes to return; the oldest bytes are dropped first.
-            started: called once with the client's terminal id, or with None for a local command.
+            started: called once when the command has started, with the id of the editor's terminal. The id is None
+                for a command that runs on this machine directly.
 
         Raises:
-            HostError: the command could not be started, or the client failed.
+            HostError: the command could not be started, or the editor failed.
         """
         ...

@@ -1,4 +1,4 @@
-"""Files and commands of this machine."""
+"""Accesses files and runs commands on this machine, without the editor."""
 
 import asyncio
 import os
@@ -19,17 +19,20 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LocalHost:
-    """Files and commands of this machine. Commands do not inherit environment variables whose value is a secret."""
+    """Accesses files and runs commands on this machine, without the editor.
+
+    Commands do not inherit environment variables that contain one of the secrets.
+    """
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         self._secrets = frozenset(secrets)
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file; see `Host`."""
+        """Return the text of a file on this machine; see `Host`."""
         return await asyncio.to_thread(_read, path, line, limit)
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Create or replace a text file; see `Host`."""
+        """Create or replace a text file on this machine; see `Host`."""
         await asyncio.to_thread(_write, path, text)
 
     async def run(
@@ -41,7 +44,10 @@ class LocalHost:
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command; see `Host`. Background processes of the command end with the command."""
+        """Run a shell command on this machine; see `Host`.
+
+        When the command ends, the background processes that it started are killed.
+        """
         output = _Output(output_limit)
         try:
             process = await self._start(command, cwd, output)
@@ -88,7 +94,7 @@ PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wa
 
 
 def shell(command: str) -> list[str]:
-    """Return the arguments that run a command line: with bash if installed, else with sh.
+    """Return the argument list of a process that runs a command line with bash, or with sh if there is no bash.
 
     Models write commands for bash.
     """
@@ -96,10 +102,10 @@ def shell(command: str) -> list[str]:
 
 
 def check_size(path: Path) -> None:
-    """Raise an error if the file is too large to read as a whole.
+    """Check that a file is small enough to be read as a whole. A missing file passes the check.
 
     Raises:
-        HostError: the file exists and is too large.
+        HostError: the file is larger than `MAX_FILE_BYTES`.
     """
     with suppress(OSError):
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -107,7 +113,7 @@ def check_size(path: Path) -> None:
 
 
 class _Output:
-    """A pipe that the event loop drains, keeping only the newest bytes."""
+    """A pipe for the output of a process. The event loop reads the pipe and stores only the newest bytes."""
 
     def __init__(self, limit: int) -> None:
         self.truncated = False
@@ -119,7 +125,7 @@ class _Output:
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """Yield the pipe's write end for a child process; close it in this process when the block ends."""
+        """Yield the pipe's write end for a child process. Close this process's copy when the `with` block ends."""
         try:
             yield self._writer
         finally:
@@ -128,13 +134,13 @@ class _Output:
     def close(self) -> None:
         """Read the remaining bytes and close the pipe."""
         asyncio.get_running_loop().remove_reader(self._pipe)
-        for _ in range(64):  # bounded, as a detached process may still write; reads more than a pipe holds
+        for _ in range(64):  # bounded, because a detached process may still write; reads more than a pipe can contain
             if not self._read():
                 break
         os.close(self._pipe)
 
     def text(self) -> str:
-        """Return the newest bytes as text, without a partial UTF-8 character at the beginning."""
+        """Return the stored bytes as text, without a partial UTF-8 character at the beginning."""
         data = bytes(self._newest)
         if self.truncated:
             data = data[next((index for index in range(min(4, len(data))) if data[index] & 0xC0 != 0x80), 0) :]
@@ -156,7 +162,7 @@ class _Output:
 
 
 async def _wait_for_exit(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Return whether the process ends within `seconds`."""
+    """Wait until the process ends, at most `seconds`. Return whether it ended."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()

@@ -1,1 +1,1 @@
-"""The Agent Client Protocol: one module per part of the protocol."""
+"""Implements the agent's side of the Agent Client Protocol (ACP), the JSON-RPC protocol between editor and agent."""

@@ -1,4 +1,4 @@
-"""The protocol methods that need a configuration."""
+"""Handles the requests of the editor that need a configuration: sessions, prompts and settings."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ Result = dict[str, Any]
 
 
 class Agent:
-    """The sessions and models of one configuration."""
+    """Handles the session requests of the editor, with the endpoints and models of one configuration."""
 
     METHODS: ClassVar[dict[str, str]] = {
         "session/new": "NewSessionRequest",
@@ -44,7 +44,7 @@ class Agent:
         "session/set_mode": "SetSessionModeRequest",
         "session/set_config_option": "SetSessionConfigOptionSelectRequest",
     }
-    """Name of the SDK's parameter class by method."""
+    """Name of the SDK's class for the parameters of each method."""
 
     def __init__(self, settings: Settings, client: EditorClient, capabilities: ClientCapabilities) -> None:
         self._models = Models(settings)
@@ -55,10 +55,14 @@ class Agent:
         self._models_task = self._run_in_background(self._refresh_models())
 
     async def handle(self, method: str, params: Result) -> Result:
-        """Handle a request of the client, and return the result of `method`.
+        """Handle a request of the editor, and return the `result` of the JSON-RPC response.
+
+        Args:
+            method: name of the protocol method, one of `METHODS`.
+            params: parameters of the request.
 
         Raises:
-            RpcError: the request failed.
+            RpcError: the parameters are invalid, or the request failed.
         """
         request = _parse(self.METHODS[method], params)
         handler: Callable[[Any], Awaitable[Result]] = {
@@ -76,7 +80,7 @@ class Agent:
         return await handler(request)
 
     async def close(self) -> None:
-        """End all sessions and background tasks."""
+        """Close all sessions and cancel all background tasks."""
         await self._sessions.close_all()
         tasks = list(self._tasks)
         for task in tasks:
@@ -173,9 +177,10 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Schedule the first updates of an opened session: the client must receive the session's id before them.
+        """Schedule the first updates of an opened session for the time after the response to the current request.
 
-        After the response with the id is sent, the session may send updates, and the slash commands are announced.
+        The editor must receive the session's id in the response before it can receive updates. After the response is
+        sent, the session may send updates, and the list of slash commands is sent.
         """
         if (request := current_request()) is not None:
             request.after_response.append(session.release)
@@ -211,7 +216,7 @@ class Agent:
 
 
 def _parse(model: str, params: Result) -> Any:
-    """Return the parameters as an instance of the SDK's class named `model`.
+    """Return the parameters of a request as an instance of the SDK's class named `model`.
 
     Raises:
         RpcError: the parameters are invalid.

@@ -10,19 +10,19 @@ from helexa.acp.protocol.wire import ValidatingTransport, sent_id
 
 
 class Connection(Protocol):
-    """The methods of the SDK's connection that `EditorClient` uses."""
+    """The methods of the ACP SDK's JSON-RPC connection that `EditorClient` uses."""
 
     async def send_request(self, method: str, params: Any = None) -> Any:
-        """Send a request and return its result."""
+        """Send a JSON-RPC request to the editor, wait for the response and return its result."""
         ...
 
     async def send_notification(self, method: str, params: Any = None) -> None:
-        """Send a notification."""
+        """Send a JSON-RPC notification, to which the editor sends no response."""
         ...
 
 
 class EditorClient:
-    """Sends requests and session updates to the client; implements `helexa.acp.host.host.Client`."""
+    """Sends requests and session updates to the editor. Implements the protocol `helexa.acp.host.host.Client`."""
 
     def __init__(
         self, connection: Connection, transport: ValidatingTransport, capabilities: ClientCapabilities
@@ -34,15 +34,17 @@ class EditorClient:
         self.runs_commands = capabilities.runs_commands
 
     async def update(self, session_id: str, update: dict[str, Any]) -> None:
-        """Send a `session/update` notification. If the client has disconnected, the update is dropped."""
+        """Send a `session/update` notification to the editor. If the editor has disconnected, do nothing."""
         with contextlib.suppress(ConnectionError):
             await self._connection.send_notification("session/update", {"sessionId": session_id, "update": update})
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the client. Cancellation sends a cancel request to the client.
+        """Send a JSON-RPC request to the editor and return the result.
+
+        If the calling task is canceled, the editor receives a cancel request.
 
         Raises:
-            HostError: the client rejected the request, failed, sent an invalid answer, or disconnected.
+            HostError: the editor rejected the request, failed, sent an invalid response, or disconnected.
         """
         try:
             response = await self._connection.send_request(method, params)

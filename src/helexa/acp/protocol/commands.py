@@ -1,4 +1,4 @@
-"""Slash commands, which run without the model or send a prepared prompt."""
+"""The slash commands that users type in the editor. A command runs without the model or sends a fixed prompt."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,13 @@ build it, run it, test it and check its style, and the conventions that a newcom
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command. `hint` tells the user what to write after the command's name."""
+    """A slash command.
+
+    Attributes:
+        about: description for the user.
+        run: function that runs the command, called with the session and the text after the command's name.
+        hint: text that tells the user what to write after the command's name, or None.
+    """
 
     about: str
     run: Callable[[Session, str], Awaitable[StopReason]]
@@ -28,7 +34,10 @@ class Command:
 
 
 def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
-    """Return the command of a prompt and the text after its name, or None if the prompt is for the model."""
+    """Return the slash command with which a prompt begins, and the text after the command's name.
+
+    Return None if the prompt begins with no known slash command and must be sent to the model.
+    """
     first = parts[0]
     if not isinstance(first, Text) or not first.text.startswith("/"):
         return None

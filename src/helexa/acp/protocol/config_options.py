@@ -1,4 +1,4 @@
-"""Choices of the user in a session, as config options and, for older clients, as modes."""
+"""Descriptions of a session's settings for the editor: as config options, and for older editors as modes."""
 
 from typing import Any, get_args
 
@@ -29,18 +29,18 @@ MAX_MODELS = 1000
 
 
 def modes(choices: Choices) -> dict[str, Any]:
-    """Return the `modes` object that describes a session to older clients."""
+    """Return the protocol's `modes` object, which tells older editors the current and the available modes."""
     available = [{"id": id, "name": name, "description": description} for id, (name, description) in MODES.items()]
     return {"currentModeId": choices.mode, "availableModes": available}
 
 
 def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: ModelCard) -> list[dict[str, Any]]:
-    """Return all options of a session, the most important first.
+    """Return the protocol's `configOptions` list for a session, the most important option first.
 
     Args:
-        choices: the user's current choices.
-        listed: the known models by endpoint.
-        card: properties of the chosen model.
+        choices: the current values.
+        listed: the models that the user can choose, by endpoint name.
+        card: properties of the current model. A model without reasoning gets no option for the thought level.
     """
     options = [
         _select("mode", "Mode", "mode", choices.mode, _option_values(MODES)),
@@ -57,12 +57,12 @@ def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: M
 
 
 def is_mode(text: object) -> bool:
-    """Return whether `text` is a mode."""
+    """Return whether `text` is the name of a permission mode."""
     return text in get_args(Mode)
 
 
 def is_thought_level(text: object) -> bool:
-    """Return whether `text` is a thought level."""
+    """Return whether `text` is the name of a thought level (reasoning effort)."""
     return text in get_args(ThoughtLevel)
 
 

@@ -1,4 +1,4 @@
-"""The `initialize` handshake: capabilities of the client and of the agent."""
+"""The `initialize` handshake, in which the editor and the agent exchange their capabilities."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ AUTH_METHOD = "configuration"
 
 @dataclass(frozen=True, slots=True)
 class ClientCapabilities:
-    """Capabilities of the client; all False before `initialize`."""
+    """The optional protocol features that the editor supports. All are False before `initialize`."""
 
     reads_files: bool = False
     writes_files: bool = False
@@ -22,7 +22,10 @@ class ClientCapabilities:
 
 
 def read_capabilities(params: dict[str, Any]) -> ClientCapabilities:
-    """Read the capabilities from the raw parameters of `initialize`; the SDK's classes drop unknown fields."""
+    """Return the editor's capabilities from the parameters of its `initialize` request.
+
+    The parameters must be raw JSON, because the SDK's classes drop fields that they do not know.
+    """
     capabilities = _member(params, "clientCapabilities")
     files, session = _member(capabilities, "fs"), _member(capabilities, "session")
     return ClientCapabilities(
@@ -35,7 +38,7 @@ def read_capabilities(params: dict[str, Any]) -> ClientCapabilities:
 
 
 def initialize_result(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of `initialize`.
+    """Return the result of the editor's `initialize` request: protocol version and capabilities of the agent.
 
     Raises:
         RpcError: the parameters contain no protocol version.
@@ -71,7 +74,7 @@ def initialize_result(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def agent_version() -> str:
-    """Return the version of the installed helexa distribution."""
+    """Return the version of the installed package `helexa`, or "0" if it is not installed."""
     try:
         return version("helexa")
     except PackageNotFoundError:

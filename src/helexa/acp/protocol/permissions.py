@@ -1,4 +1,4 @@
-"""Permission requests to the user, and storage of "always" answers."""
+"""Asks the user for permission to run tool calls, and stores the user's "always allow" decisions."""
 
 import asyncio
 import logging
@@ -16,11 +16,10 @@ MAX_WAIT_S = 3600.0
 
 
 class Permissions:
-    """The permissions of one session.
+    """The permissions that the user has given in one session and its project.
 
-    An "always" answer of the user covers a `Scope`: a set of tool calls. If the scope is persistent, the answer is
-    saved for the project, else the answer holds only in this session. Saved scopes that this version does not use have
-    no effect.
+    If the user chooses "always allow", the decision applies to a `Scope`, which is a set of tool calls. The decision
+    is saved for the project if the scope is persistent. Otherwise the decision applies only to this session.
     """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
@@ -32,7 +31,10 @@ class Permissions:
         self._session: set[tuple[str, str]] = set()
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return True for an allowed scope, False for a rejected scope, None if the user gave no "always" answer."""
+        """Return the user's earlier decision about all calls in `scope`.
+
+        True means always allowed, False means always rejected, and None means that there is no such decision.
+        """
         key = (scope.tool, scope.subject)
         if key in self._session:
             return True
@@ -40,7 +42,10 @@ class Permissions:
         return None if allowed and not scope.persistent else allowed
 
     async def request(self, request: PermissionRequest) -> Verdict:
-        """Ask the user and return the verdict. A failing client, or an hour without a response, is a rejection."""
+        """Ask the user for permission to run a tool call, and return the user's decision.
+
+        If the editor fails or does not respond within an hour, the call is rejected.
+        """
         scope = request.scope
         params = {
             "sessionId": self._session_id,

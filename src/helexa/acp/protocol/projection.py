@@ -1,4 +1,4 @@
-"""Conversion of events to updates of protocol version 1, for live events and replay. No side effects."""
+"""Converts agent events and saved messages to `session/update` messages for the editor. No side effects."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
@@ -41,7 +41,10 @@ MAX_RAW_OUTPUT = 10_000
 
 
 def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
-    """Return the `session/update` messages for an event. Events unknown to the client become reasoning text."""
+    """Return the `session/update` messages that report an event of the agent to the editor.
+
+    If the editor does not support an optional kind of event, the event becomes reasoning text or is dropped.
+    """
     match event:
         case TextDelta(message_id, text):
             return [_chunk("agent_message_chunk", message_id, text)]
@@ -85,7 +88,7 @@ def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
 
 
 def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[Update]:
-    """Yield the `session/update` messages that show a saved conversation to the client."""
+    """Yield the `session/update` messages that make the editor show a saved conversation."""
     started: dict[str, ToolCall] = {}
     for message in messages:
         match message:
@@ -116,7 +119,7 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
 
 
 def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
-    """Yield the `session/update` messages that show a message of the user, one for each part."""
+    """Yield the `session/update` messages that make the editor show a user message, one for each message part."""
     for part in parts:
         yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _content_block(part)}
 

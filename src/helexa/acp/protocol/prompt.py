@@ -1,4 +1,4 @@
-"""Conversion of prompts to message parts."""
+"""Converts the content blocks of the editor's prompts to message parts."""
 
 import binascii
 from typing import Any
@@ -11,7 +11,10 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
-    """Return the parts of a prompt; `blocks` are objects of the SDK.
+    """Return the message parts (text and images) for the content blocks of a prompt.
+
+    Args:
+        blocks: the content blocks, as objects of the SDK's classes.
 
     Raises:
         RpcError: the prompt is empty or contains unsupported content.
@@ -55,7 +58,7 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
 
 
 def _path_or_uri(uri: str) -> str:
-    """Return the path of a file URI, because tools accept paths. Return any other URI unchanged."""
+    """Return the path in a `file:` URI, because tools accept paths. Return any other URI unchanged."""
     if not uri.startswith("file://"):
         return uri
     try:

@@ -1,4 +1,4 @@
-"""JSON-RPC error responses to the client."""
+"""JSON-RPC error responses to the editor."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ INTERNAL_ERROR = -32603
 
 
 class RpcError(Exception):
-    """A JSON-RPC error for the client; the message is a sentence for the user, without secrets."""
+    """An error that is sent to the editor as a JSON-RPC error response.
+
+    The message is a sentence for the user and contains no secrets.
+    """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -31,7 +34,7 @@ def invalid_request(why: str) -> RpcError:
 
 
 def method_not_found(method: str) -> RpcError:
-    """Return the error for an unknown method."""
+    """Return the error for a request with an unknown method name."""
     return RpcError(-32601, f"Method not found: {method[:100]}", {"method": method[:100]})
 
 
@@ -41,20 +44,20 @@ def invalid_params(why: str) -> RpcError:
 
 
 def internal_error(why: str) -> RpcError:
-    """Return the error for a failure of the agent."""
+    """Return the error for a request that failed for a reason in the agent, not in the request."""
     return RpcError(INTERNAL_ERROR, why)
 
 
 def auth_required(why: str) -> RpcError:
-    """Return the error for requests before `authenticate`."""
+    """Return the error for a request that is allowed only after the editor has called `authenticate`."""
     return RpcError(-32000, f"Authentication required: {why}")
 
 
 def not_found(session_id: str) -> RpcError:
-    """Return the error for an unknown session."""
+    """Return the error for a request with an unknown session id."""
     return RpcError(-32002, f"There is no session {session_id[:100]!r}", {"sessionId": session_id[:100]})
 
 
 def cancelled() -> RpcError:
-    """Return the error for a request that the client canceled."""
+    """Return the error that is the response to a request that the editor canceled."""
     return RpcError(-32800, "Request cancelled")

@@ -1,4 +1,4 @@
-"""The agent's side of a connection: handshake, dispatch of methods, and shutdown."""
+"""Serves the connection of one editor: handshake, calling the handler of each request, and shutdown."""
 
 import logging
 from collections.abc import Callable
@@ -18,15 +18,15 @@ Result = dict[str, Any]
 
 
 async def serve(load: Callable[[], Settings], transport: Transport) -> None:
-    """Serve the client until it disconnects.
+    """Handle the requests of the editor until it disconnects.
 
-    The first `initialize` is answered before the SDK is imported: an editor waits for this answer, and the SDK's import
-    takes most of the start time.
+    The response to the first `initialize` request is sent before the ACP SDK is imported. The editor waits for this
+    response, and the import takes most of the start time.
 
     Args:
-        load: reads the configuration. If it raises ConfigError, sessions are rejected until the configuration is
-            corrected.
-        transport: connection to the client.
+        load: function that reads the configuration. If the function raises ConfigError, session requests are rejected
+            until the configuration is corrected.
+        transport: connection to the editor.
     """
     wrapped = ValidatingTransport(transport)
     server = Server(load, wrapped)
@@ -43,7 +43,7 @@ async def serve(load: Callable[[], Settings], transport: Transport) -> None:
 
 
 class Server:
-    """Handles all requests of the client. All errors reach the client as JSON-RPC errors."""
+    """Handles all requests of the editor. Every error is sent to the editor as a JSON-RPC error response."""
 
     def __init__(self, load: Callable[[], Settings], wrapped: ValidatingTransport) -> None:
         self._load = load
@@ -53,7 +53,7 @@ class Server:
         self._agent: Agent | None = None
 
     def first_response(self, message: Message) -> Message:
-        """Return the response to the message `initialize`. The SDK is not needed."""
+        """Return the response to an `initialize` request, without importing the ACP SDK."""
         response = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return response | {"result": self._initialize(message.get("params") or {})}
@@ -61,7 +61,7 @@ class Server:
             return response | {"error": error.body()}
 
     async def run(self) -> None:
-        """Handle messages until the client disconnects."""
+        """Handle the editor's messages until it disconnects."""
         from acp.connection import Connection
 
         self._connection = Connection(self._handle, self._transport, listening=False)
@@ -72,7 +72,7 @@ class Server:
         await self._connection.main_loop()
 
     async def close(self) -> None:
-        """End all sessions."""
+        """Close all sessions."""
         if self._agent is not None:
             await self._agent.close()
 
@@ -111,7 +111,7 @@ class Server:
         return result
 
     async def _authenticate(self, params: Result) -> Result:
-        """Read the configuration, which contains the API keys, again."""
+        """Close all sessions and read the configuration again, because it contains the API keys."""
         if params.get("methodId") != initialize.AUTH_METHOD:
             raise invalid_params(f"methodId must be {initialize.AUTH_METHOD!r}")
         await self._logout()
@@ -120,7 +120,7 @@ class Server:
         return {}
 
     async def _logout(self) -> Result:
-        """Discard keys and sessions until the client authenticates again."""
+        """Close all sessions, forget the API keys, and reject sessions until the editor calls `authenticate`."""
         self._signed_in = False
         agent, self._agent = self._agent, None
         if agent is not None:

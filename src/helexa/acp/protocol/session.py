@@ -1,4 +1,4 @@
-"""One open session: history, choices of the user, and the running turn."""
+"""One open session: conversation history, the user's choices, and the running agent turn (work on one prompt)."""
 
 import asyncio
 import logging
@@ -32,13 +32,13 @@ CANCEL_TIMEOUT_S = 5.0
 
 
 class Session:
-    """A session that the client has opened. It is also the `Conversation` of its turns.
+    """A session that the editor has opened. The class implements `Conversation`, through which the agent uses it.
 
-    Updates to the client wait until `release` is called. Only the replay of the history is sent earlier, as the
-    protocol requires.
+    Updates to the editor wait until `release` is called, because the editor must first receive the session's id. Only
+    the saved conversation of a loaded session is sent earlier, as the protocol requires.
 
     Attributes:
-        assumed: whether the model is a default instead of a choice of the user.
+        assumed: whether the session's model is a default instead of a choice of the user.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class Session:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The whole history, oldest first."""
+        """All messages of the conversation, oldest first."""
         return self._messages
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """Whether the agent is working on a prompt."""
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages durably, unless they are already the last messages.
+        """Append messages to the history in memory and on disk. Do nothing if they are already the last messages.
 
-        If the caller is canceled, the write is completed first.
+        If the calling task is canceled, the write is completed first.
 
-            Raises:
-                StoreError: the messages could not be saved; the session in memory contains them.
+        Raises:
+            StoreError: the messages could not be written to disk. They are in the history in memory.
         """
         if messages and tuple(self._messages[-len(messages) :]) != messages:
             self._messages.extend(messages)
             await self._save(Round(messages))
 
     async def emit(self, event: Event) -> None:
-        """Send an event of a turn to the client, and save usage and title."""
+        """Send an event of the agent to the editor. If the event has a new usage or title, also save it to disk."""
         match event:
             case UsageChanged(used, size, cost):
                 previous_cost = self.usage.cost if self.usage else None
@@ -115,29 +115,33 @@ class Session:
         await self.send_updates(*event_updates(event, self._capabilities))
 
     async def send_updates(self, *updates: Update) -> None:
-        """Send updates to the client, after waiting for `release`."""
+        """Send `session/update` messages to the editor, after waiting until `release` is called."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow updates to the client. Call this after the response that contains the session's id is sent."""
+        """Allow `send_updates` to send. Call this after the response with the session's id is sent."""
         self._released.set()
 
     async def replay(self) -> None:
-        """Send the whole conversation to the client."""
+        """Send the saved conversation and the title to the editor, for display in a loaded session."""
         for update in replay(self._messages, self._capabilities):
             await self._send(update)
         if self.title:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
 
     def options(self) -> list[dict[str, Any]]:
-        """Return the session's config options with their current values, as the protocol describes them."""
+        """Return the session's settings with their current values, as the protocol's `configOptions` list."""
         card = self.models.card(self.choices.model)
         return config_options.config_options(self.choices, self.models.listed(), card)
 
     async def choose(self, **changes: Any) -> None:
-        """Change `model`, `mode`, `thought_level` or `temperature`, and save the changes."""
+        """Set the model, mode, thought level or temperature, and save the new values for the session and its project.
+
+        Args:
+            changes: new values by name: `model`, `mode`, `thought_level` or `temperature`.
+        """
         for name, value in changes.items():
             setattr(self.choices, name, value)
         self.assumed = self.assumed and "model" not in changes
@@ -154,7 +158,7 @@ class Session:
             )
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
-        """Send the commands, usage and warnings of a newly opened session to the client."""
+        """Send the slash commands, token usage and warnings of a newly opened session to the editor."""
         await self.send_updates({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         if self.usage is not None:
             usage = UsageChanged(self.usage.used, self.usage.size, self.usage.cost)
@@ -163,19 +167,21 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def send_options(self) -> None:
-        """Send the session's config options with their current values to the client."""
+        """Send the session's settings (config options) with their current values to the editor."""
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
-        """Send the current choices, as modes for old clients and as config options for new clients."""
+        """Send the session's current settings to the editor, as a mode for old editors and as config options."""
         await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.send_options()
 
     async def prompt(self, work: Callable[[], Awaitable[StopReason]]) -> StopReason:
-        """Run `work` as the session's turn. A turn that is still running is canceled first.
+        """Run `work`, which handles a prompt, and return why it stopped.
+
+        Only one prompt is handled at a time. Work that is still running for an earlier prompt is canceled first.
 
         Raises:
-            RpcError: the endpoint returned no complete answer, or the turn failed with an internal error.
+            RpcError: the endpoint returned no complete response, or `work` failed with an internal error.
         """
         while self.busy:
             await self.cancel()
@@ -200,7 +206,7 @@ class Session:
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
-        """Append a user message and run the agent."""
+        """Append a user message with these parts to the conversation, and let the agent work on it."""
         from helexa.acp.agent.loop import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
@@ -209,7 +215,7 @@ class Session:
         return await run_turn(self.turn())
 
     def turn(self) -> Turn:
-        """Return the inputs of the next turn for the agent loop."""
+        """Return the inputs that the agent loop needs to work on the next prompt."""
         return Turn(
             settings=self.settings,
             conversation=self,
@@ -223,7 +229,10 @@ class Session:
         )
 
     async def cancel(self) -> None:
-        """Cancel the running turn and wait for its end. A turn that does not end within a time limit is abandoned."""
+        """Cancel the running work on a prompt, and wait until it ends.
+
+        After a time limit, the method returns although the work has not ended. The prompt then counts as canceled.
+        """
         turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():
             return
@@ -235,7 +244,7 @@ class Session:
             self._turn = None
 
     async def close(self) -> None:
-        """Cancel the running turn and close the tools."""
+        """Cancel the running work on a prompt and close the tools."""
         await self.cancel()
         await self.toolbox.close()
 

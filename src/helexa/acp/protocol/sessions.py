@@ -1,4 +1,4 @@
-"""The sessions that a client opens, closes, lists and deletes."""
+"""The sessions that the editor opens, closes, lists and deletes."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ MAX_DIRECTORIES = 100
 
 
 class Sessions:
-    """All open sessions of one connection, with access to the saved sessions."""
+    """Opens, lists, closes and deletes the sessions of one editor. Sessions are saved to disk."""
 
     def __init__(
         self, settings: Settings, models: Models, client: EditorClient, capabilities: ClientCapabilities
@@ -46,7 +46,7 @@ class Sessions:
         self._open: dict[str, Session] = {}  # least recently used first
 
     def find(self, id: str) -> Session:
-        """Return an open session.
+        """Return the open session with this id.
 
         Raises:
             RpcError: the session is not open.
@@ -58,7 +58,12 @@ class Sessions:
         return session
 
     async def new(self, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
-        """Create a session.
+        """Create and open a session.
+
+        Args:
+            cwd: working directory, an absolute path.
+            directories: additional folders that the agent may access.
+            servers: MCP servers, whose tools the session can use.
 
         Raises:
             RpcError: a folder is invalid, no model is known, or the session cannot be saved.
@@ -76,10 +81,16 @@ class Sessions:
         return session
 
     async def restore(self, id: str, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
-        """Open a saved session; an open session is closed first.
+        """Open a saved session. If the session is already open, it is closed first.
+
+        Args:
+            id: session id.
+            cwd: working directory, an absolute path.
+            directories: additional folders that the agent may access.
+            servers: MCP servers, whose tools the session can use.
 
         Raises:
-            RpcError: the session is unknown or cannot be read.
+            RpcError: the session is unknown or cannot be read, or a folder is invalid.
         """
         folders = _folders(cwd, directories)
         if not SESSION_ID.fullmatch(id):
@@ -100,7 +111,11 @@ class Sessions:
         return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionEntry], str | None]:
-        """Return a page of the saved sessions, and the cursor of the next page or None.
+        """Return a page of the saved sessions, and the cursor of the next page or None if there are no more.
+
+        Args:
+            cwd: list only sessions with this working directory, or all sessions if None.
+            cursor: cursor from the previous page, or None for the first page.
 
         Raises:
             RpcError: the cursor is invalid.
@@ -111,18 +126,18 @@ class Sessions:
             raise invalid_params(str(error)) from None
 
     async def close(self, id: str) -> None:
-        """Close a session if it is open; its log stays on disk."""
+        """Close a session if it is open. The saved conversation stays on disk."""
         session = self._open.pop(id, None)
         if session is not None:
             with contextlib.suppress(Exception):  # ignore errors of closing tools
                 await session.close()
 
     def is_known(self, id: str) -> bool:
-        """Return whether the session exists, open or saved."""
+        """Return whether a session with this id exists on disk. All open sessions are also on disk."""
         return SESSION_ID.fullmatch(id) is not None and self._store.open(id).exists()
 
     async def delete(self, id: str) -> None:
-        """Delete a session permanently. Unknown sessions are ignored.
+        """Close a session and delete it from disk. Do nothing if the session does not exist.
 
         Raises:
             RpcError: the session cannot be deleted.
@@ -135,9 +150,9 @@ class Sessions:
                 raise internal_error(str(error)) from None
 
     async def send_models(self) -> None:
-        """Send the current list of models to all sessions.
+        """Send the current list of models to the editor for each open session.
 
-        Sessions whose model is not a choice of the user switch to the default model.
+        If the user has not chosen a session's model, the session first switches to the default model.
         """
         for session in self._open.values():
             if session.assumed and (default := self._models.default()) is not None:
@@ -149,7 +164,10 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """Return the initial choices of a session, and whether its model is a default instead of a saved choice."""
+        """Return the initial model, mode and other settings of a session that is being opened.
+
+        The second value is True if the model is a default because no usable choice was saved.
+        """
         remembered = self._preferences.read(saved.head.cwd)
         saved_choices = saved.choices
         model = (saved_choices.model if saved_choices else None) or remembered.model
@@ -243,7 +261,7 @@ def _folder(text: str) -> Path:
 
 
 def describe(entry: SessionEntry) -> dict[str, Any]:
-    """Return a saved session as an entry of the `session/list` result."""
+    """Return the JSON object that describes a saved session in the result of `session/list`."""
     info: dict[str, Any] = {"sessionId": entry.head.id, "cwd": entry.head.cwd, "updatedAt": entry.updated_at}
     if entry.title:
         info["title"] = entry.title

@@ -1,4 +1,4 @@
-"""JSON lines over the standard streams of the process."""
+"""The connection to the editor: JSON lines over stdin and stdout of this process."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,9 @@ _WAITING_CHUNKS = 64
 
 
 class StdioTransport:
-    """The connection to the client over stdin and stdout.
+    """The connection to the editor over stdin and stdout of this process.
 
-    The transport redirects the standard streams of the process: output that libraries print goes to stderr, and child
+    The transport also redirects the process's standard streams. Output that libraries print goes to stderr, and child
     processes read from /dev/null. Threads read stdin and write stdout, so both may be blocking files or pipes.
     """
 
@@ -40,7 +40,7 @@ class StdioTransport:
         threading.Thread(target=self._read, name="acp-stdin", daemon=True).start()
 
     async def receive(self) -> Any:
-        """Return the next parsed message, or None if the client has closed stdin."""
+        """Return the next message from stdin as parsed JSON, or None if the editor has closed stdin."""
         while (line := await self._line()) is not None:
             if not line.strip():
                 continue
@@ -54,15 +54,15 @@ class StdioTransport:
         return None
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Write a message; all bytes are written when the method returns.
+        """Write a message to stdout as one JSON line, and wait until all bytes are written.
 
         Raises:
-            ConnectionError: the client has closed stdout.
+            ConnectionError: the editor has closed stdout.
         """
         await self._loop.run_in_executor(self._writer, self._write, encode(message))
 
     async def close(self) -> None:
-        """Stop writing. The reading thread ends with the process."""
+        """Stop writing to stdout. The thread that reads stdin runs until the process ends."""
         self._writer.shutdown(wait=False)
 
     async def _line(self) -> bytes | None:

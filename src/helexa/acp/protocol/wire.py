@@ -1,4 +1,4 @@
-"""Validates messages between the SDK's connection and the transport, and runs callbacks after responses are sent."""
+"""Validates the editor's JSON-RPC messages, handles cancellation, and runs callbacks after responses are sent."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ Message = dict[str, Any]
 
 
 class Transport(Protocol):
-    """A stream of messages like the SDK's transports; `receive` returns None at the end."""
+    """A bidirectional stream of JSON messages, with the same methods as the transports of the ACP SDK."""
 
     async def send(self, message: Message) -> None:
-        """Send a message."""
+        """Send a JSON message to the editor."""
         ...
 
     async def receive(self) -> Any:
-        """Return the next message."""
+        """Return the next message as parsed JSON, or None at the end of the stream."""
         ...
 
     async def close(self) -> None:
@@ -35,12 +35,12 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class Request:
-    """A request of the client without a response yet.
+    """A request of the editor to which no response has been sent yet.
 
     Attributes:
-        id: id of the request.
-        task: task that handles the request; canceled when the client cancels the request.
-        canceled: whether the client canceled the request.
+        id: JSON-RPC id of the request.
+        task: task that handles the request. It is canceled when the editor cancels the request.
+        canceled: whether the editor canceled the request.
         after_response: callbacks to run after the response is sent.
     """
 
@@ -55,21 +55,22 @@ _sent_id: ContextVar[int | None] = ContextVar("acp_sent_id", default=None)
 
 
 def current_request() -> Request | None:
-    """Return the request that the current task handles, or None outside a request."""
+    """Return the editor's request that the current task handles, or None if the task handles no request."""
     return _request.get()
 
 
 def sent_id() -> int | None:
-    """Return the id of the last request that the current task sent to the client, or None."""
+    """Return the JSON-RPC id of the last request that the current task sent to the editor, or None."""
     return _sent_id.get()
 
 
 class ValidatingTransport:
     """A transport that wraps another transport and adds the following behavior:
 
-    * Only JSON-RPC messages pass. Other messages are answered with an error, or dropped if they are responses.
-    * `$/cancel_request` cancels the handler of a request, with any version of the SDK.
-    * Callbacks in `Request.after_response` run after the response is sent.
+    * Only valid JSON-RPC messages are returned. An invalid response is dropped. Any other invalid message gets an error
+      response.
+    * A `$/cancel_request` of the editor cancels the handler of the request, with any version of the ACP SDK.
+    * The callbacks in `Request.after_response` run after the response is sent.
     * Messages are sent one after the other, in the order of the `send` calls.
     """
 
@@ -81,13 +82,13 @@ class ValidatingTransport:
         self._notices: set[asyncio.Future[None]] = set()
 
     def unread(self, message: Message) -> None:
-        """Put `message` back, so that the next `receive` returns `message`."""
+        """Put a received message back. The next call of `receive` returns it again."""
         self._unread = message
 
     async def receive(self) -> Message | None:
         """Return the next valid message, or None at the end of the stream.
 
-        If the message is a request, `current_request` returns the request in the calling task.
+        If the message is a request, `current_request` returns it from now on in the calling task.
         """
         if (message := self._unread) is not None:
             self._unread = None
@@ -105,7 +106,7 @@ class ValidatingTransport:
         return None
 
     async def send(self, message: Message) -> None:
-        """Send a message of the SDK's connection to the client; after a response, run the request's callbacks."""
+        """Send a message of the ACP SDK to the editor. After a response, run the `after_response` callbacks."""
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
                 return  # sent by `cancel_request`, which works with all versions of the SDK
@@ -129,10 +130,12 @@ class ValidatingTransport:
         await self._inner.close()
 
     async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run `work`, the handler of the current request. A `$/cancel_request` of the client cancels `work`.
+        """Run `work`, the handler of the current request, and return its result.
+
+        If the editor sends `$/cancel_request` for the request, `work` is canceled.
 
         Raises:
-            RpcError: the client canceled the request.
+            RpcError: the editor canceled the request.
         """
         request, task = current_request(), asyncio.current_task()
         if request is None or task is None:
@@ -151,7 +154,7 @@ class ValidatingTransport:
             request.task = None
 
     def cancel_request(self, id: int) -> None:
-        """Send `$/cancel_request` for the agent's request `id` to the client."""
+        """Tell the editor with `$/cancel_request` that the agent cancels its own request with this id."""
         notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
         task = asyncio.ensure_future(self._send(notice))
         self._notices.add(task)

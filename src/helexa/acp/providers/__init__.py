@@ -1,1 +1,1 @@
-"""Clients of model endpoints: one module per wire API behind the `Provider` protocol."""
+"""Clients of model endpoints, one module for each API format. All clients implement the protocol `Provider`."""

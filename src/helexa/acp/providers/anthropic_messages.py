@@ -1,4 +1,4 @@
-"""The wire API of Anthropic messages."""
+"""The API format of Anthropic messages: builds request bodies and converts stream events."""
 
 import json
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ _BUDGET_DIVISOR = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget = max
 
 
 class AnthropicMessages:
-    """Anthropic messages: `POST /messages`.
+    """The API format of Anthropic messages (`POST /messages`).
 
-    Models that reject a thinking budget receive a thinking effort instead.
+    If the endpoint rejects a thinking budget in tokens for a model, later requests set a thinking effort instead.
     """
 
     path = "/messages"
@@ -47,7 +47,7 @@ class AnthropicMessages:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /messages` for a model request; see `Wire`."""
+        """Return the JSON body of `POST /messages` for a model request, without the keys in `rejected`; see `Wire`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -72,11 +72,11 @@ class AnthropicMessages:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return an empty dictionary: this wire API needs no further headers."""
+        """Return an empty dictionary, because this API format needs no additional headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """Return an object that converts the events of the response to model events; see `Wire`."""
+        """Return a new object that converts the stream events of one response to model events; see `Wire`."""
         return MessageReader(request.model, endpoint)
 
 
@@ -90,18 +90,18 @@ def _thinking(level: str, max_tokens: int, *, adaptive: bool) -> Json:
 
 
 class MessageReader:
-    """Converts the events of one streamed message to model events."""
+    """Converts the stream events of one Anthropic message to model events."""
 
     def __init__(self, model: str, endpoint: str) -> None:
         self._model = model
         self._endpoint = endpoint
-        self._calls: dict[Any, int] = {}  # content block index -> index of the call in the answer
+        self._calls: dict[Any, int] = {}  # content block index -> index of the tool call in the response
         self._thoughts: dict[Any, Json] = {}  # thinking blocks to send back to the endpoint, by content block index
         self._usage: dict[str, int] = {}
         self._finish: FinishReason | None = None
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """Yield the model events of one stream event; see `Reader`."""
+        """Yield the model events that correspond to one stream event; see `Reader`."""
         position = event.get("index")
         match event.get("type"):
             case "message_start":
@@ -116,7 +116,7 @@ class MessageReader:
                     self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the usage and the end of the answer; see `Reader`."""
+        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         cached = self._usage.get("cache_read_input_tokens", 0)
@@ -165,7 +165,10 @@ class MessageReader:
 
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
-    """Return the `messages` of the request body: the roles `user` and `assistant` alternate, `user` first."""
+    """Return the `messages` for the request body.
+
+    The roles `user` and `assistant` alternate, and the first message has the role `user`.
+    """
     messages: list[Json] = []
     for message in request.messages:
         match message:

@@ -1,4 +1,4 @@
-"""A connection to one endpoint through an SDK. Response sizes are limited, and failures are `ProviderError`s."""
+"""Connects to one endpoint with the client of an SDK, limits response sizes, and converts errors."""
 
 import asyncio
 import importlib
@@ -28,10 +28,10 @@ _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 
 class Connection:
-    """An endpoint accessed through the client of an official SDK.
+    """A connection to one endpoint through the client of the OpenAI or Anthropic SDK.
 
-    The connection does not validate requests and answers with the SDK's types: compatible servers send fields that the
-    types lack.
+    Requests and responses are plain JSON. They are not validated with the SDK's types, because compatible servers send
+    fields that these types do not have. All failures are raised as `ProviderError`.
     """
 
     def __init__(self, endpoint: Endpoint, sdk: Any) -> None:
@@ -46,7 +46,7 @@ class Connection:
         )
 
     async def events(self, path: str, body: Json, headers: dict[str, str]) -> AsyncGenerator[Json, None]:
-        """Send a streaming request and yield the events as JSON objects.
+        """Send a streaming POST request and yield the events of the response stream as JSON objects.
 
         Raises:
             ProviderError: the endpoint rejected the request, closed the stream early, or sent invalid data.
@@ -68,7 +68,7 @@ class Connection:
                         yield cast(Json, event)
 
     async def get(self, path: str) -> Any:
-        """Return the parsed JSON of the response to a GET request.
+        """Send a GET request and return the response as parsed JSON.
 
         Raises:
             ProviderError: the endpoint rejected the request or sent invalid data.
@@ -77,7 +77,7 @@ class Connection:
             return await self._client.get(path, cast_to=object)
 
     async def has_route(self, path: str) -> bool:
-        """Return whether the endpoint has a route at `path`, tested by a request with an empty body.
+        """Send a POST request with an empty body, and return whether the endpoint has a route at `path`.
 
         Raises:
             ProviderError: the endpoint cannot be reached or is unavailable.
@@ -93,7 +93,7 @@ class Connection:
         return True
 
     async def close(self) -> None:
-        """Close the sockets."""
+        """Close the connections to the endpoint."""
         await self._client.close()
 
     @contextmanager
@@ -124,7 +124,7 @@ class Connection:
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Connection:
-    """Connect to an endpoint. The first use of an SDK imports it in a thread, so the event loop keeps running."""
+    """Return a connection to an endpoint. The SDK is imported in a thread, so the event loop is not blocked."""
     return Connection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 
 
@@ -149,10 +149,13 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
 
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
-    """Return a client that sends the endpoint's configured headers and limits the size of responses.
+    """Return an HTTP client that sends the endpoint's configured headers and limits the size of responses.
 
-    The client removes headers that the SDK takes from the environment. `custom_headers` is the name of the SDK's
-    environment variable for headers.
+    The client removes the headers that the SDK adds from environment variables.
+
+    Args:
+        endpoint: the endpoint and its headers.
+        custom_headers: name of the environment variable from which the SDK reads additional headers.
     """
     removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     removed += ["openai-organization", "openai-project"]

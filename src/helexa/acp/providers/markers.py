@@ -1,9 +1,9 @@
-"""Tool calls as text, for endpoints without native tool calls: prompt instructions and a parser.
+"""Tool calls written as text, for endpoints without native tool calls: prompt instructions and a parser.
 
 The tool-call format is the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or
 Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>` between `<tool_call>` and `</tool_call>`. The first
 `<tool_call>` tag of the Qwen format may be missing. Reasoning is between `<think>` and `</think>`, at the beginning of
-an answer or between calls.
+a response or between calls.
 """
 
 import json
@@ -24,26 +24,26 @@ _TOKEN = re.compile("|".join((FENCE, CALL, FUNCTION)))
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A part of the answer's text."""
+    """A piece of the response's text, without calls and reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A part of the model's reasoning."""
+    """A piece of the model's reasoning, which was between `<think>` and `</think>`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The text between the tags of a tool call.
+    """An unparsed tool call that the model wrote as text.
 
     Attributes:
-        text: the call, to be parsed by `repair`.
-        verbatim: the call with its tags, as in the answer.
-        closed: whether the answer contained the end tag.
+        text: the text of the call, which `repair` can parse.
+        verbatim: the call with its tags, as the model wrote it.
+        closed: whether the response contained the end tag.
     """
 
     text: str
@@ -55,7 +55,7 @@ Segment = Text | Thought | Body
 
 
 class _State(Enum):
-    START = auto()  # start of the answer, or after reasoning or a call: skip white space, accept <think>
+    START = auto()  # start of the response, or after reasoning or a call: skip white space, accept <think>
     THOUGHT = auto()
     TEXT = auto()
     CALL = auto()
@@ -66,10 +66,13 @@ _END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCT
 
 
 class MarkerParser:
-    """Splits a streamed answer into text, reasoning and calls.
+    """Splits the streamed text of a response into text, reasoning and tool calls.
 
-    Text is returned as soon as it cannot be part of a marker such as `<tool_call>`. If `fences` is true, a call in a
-    fenced code block is treated as text: a model with native tool calls writes such calls only as quotations.
+    Text is returned as soon as it cannot be part of a marker such as `<tool_call>`.
+
+    Args:
+        fences: whether a tool call in a fenced code block is treated as text. This is for models with native tool
+            calls, which write a call in a code block only as an example.
     """
 
     def __init__(self, *, fences: bool) -> None:
@@ -80,12 +83,12 @@ class MarkerParser:
         self._body: list[str] = []  # parts of the unfinished call
 
     def feed(self, text: str) -> list[Segment]:
-        """Parse the next part of the answer and return the completed segments."""
+        """Parse the next chunk of the response's text, and return the segments that are now known."""
         self._pending += text
         return list(self._segments())
 
     def finish(self) -> list[Segment]:
-        """End the answer and return the remaining segments."""
+        """Return the last segments after the end of the response, including an unfinished tool call."""
         segments = list(self._segments())
         remaining, self._pending = self._pending, ""
         if self._state is _State.START:
@@ -165,7 +168,7 @@ class MarkerParser:
 
 
 def _tail(text: str, *tokens: str) -> int:
-    """Return the number of characters at the end of `text` that could be the beginning of one of `tokens`."""
+    """Return how many characters at the end of `text` could be the beginning of one of `tokens`."""
     longest = max(map(len, tokens)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(token.startswith(text[-length:]) for token in tokens):
@@ -174,7 +177,7 @@ def _tail(text: str, *tokens: str) -> int:
 
 
 def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """Return the section of the system prompt that describes the tools and the text format of calls.
+    """Return a section for the system prompt that describes the tools and how to write tool calls as text.
 
     Args:
         tools: description and JSON Schema of the arguments, by tool name.
@@ -199,10 +202,10 @@ between {RESULT} and {RESULT_END} tags."""
 
 
 def written_call(name: str, arguments: str) -> str:
-    """Return a call in the text format; `arguments` is JSON."""
+    """Return a tool call as text between `<tool_call>` tags. `arguments` is a JSON object as text."""
     return f'{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n{CALL_END}'
 
 
 def written_result(content: str) -> str:
-    """Return a tool result in the text format."""
+    """Return a tool result as text between `<tool_response>` tags."""
     return f"{RESULT}\n{content}\n{RESULT_END}"

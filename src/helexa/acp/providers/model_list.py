@@ -1,4 +1,4 @@
-"""Parser of the `/v1/models` responses of different servers."""
+"""Parses the `/v1/models` responses of different servers."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ _NOT_FOR_CHAT = {"embedding", "embeddings", "rerank", "moderation", "image", "au
 
 
 def model_cards(body: Any) -> list[ModelCard]:
-    """Return the models of a list in its order, without invalid entries.
+    """Return the chat models in the parsed JSON of a `/v1/models` response, in the same order.
+
+    Invalid entries and models for other purposes, such as embeddings, are omitted.
 
     Raises:
         ValueError: `body` is not a list of models.
@@ -96,9 +98,11 @@ def _first(*values: Any) -> int | None:
 
 
 def _price(per_million: Any, per_token: Any) -> float | None:
-    """Return US dollars per million tokens, or None if unknown.
+    """Return the price in US dollars per million tokens, or None if unknown.
 
-    OpenRouter lists the price of one token as text, and -1 for an unknown price.
+    Args:
+        per_million: listed price of a million tokens, or None.
+        per_token: listed price of one token, or None. OpenRouter lists it as text, and -1 if the price is unknown.
     """
     try:
         price = float(per_million) if isinstance(per_million, int | float) else float(per_token) * 1e6

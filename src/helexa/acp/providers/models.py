@@ -1,4 +1,4 @@
-"""All configured endpoints: their models, wire APIs and context sizes."""
+"""All configured endpoints, with their clients, models and context sizes."""
 
 import asyncio
 import dataclasses
@@ -21,9 +21,9 @@ class Models:
         self._failures: dict[str, str] = {}
 
     async def refresh(self, timeout_s: float) -> None:
-        """Request the models of all endpoints concurrently.
+        """Request the model lists of all endpoints concurrently and store them.
 
-        Endpoints that fail or time out keep their previous models.
+        If an endpoint fails or does not respond within `timeout_s`, its previous list remains.
         """
         await asyncio.gather(*(self._refresh(name, timeout_s) for name in self._endpoints))
 
@@ -40,9 +40,9 @@ class Models:
             self._failures.pop(name, None)
 
     def listed(self) -> dict[str, list[ModelCard]]:
-        """Return the known models of each endpoint, in the order of the configuration.
+        """Return the known models by endpoint name, in the order of the configuration.
 
-        The endpoints' default models are always included.
+        A default model that is configured for an endpoint is included even if the endpoint does not list it.
         """
         return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
 
@@ -54,7 +54,7 @@ class Models:
         return [ModelCard(model), *cards]
 
     def default(self) -> ModelChoice | None:
-        """Return the model of a new session, or None if no endpoint has a known model."""
+        """Return the model that new sessions use by default, or None if no endpoint has a known model."""
         first = self._endpoints[self._default]
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not first]
         for endpoint in (first, *others):
@@ -66,9 +66,9 @@ class Models:
         return None
 
     def parse(self, text: str) -> ModelChoice:
-        """Parse `endpoint:model`, split at the first colon.
+        """Parse a model name that the user wrote as `endpoint:model`.
 
-        Text without a known endpoint is a model of the default endpoint.
+        The endpoint ends at the first colon. If it is unknown, the whole text is a model of the default endpoint.
 
         Raises:
             ValueError: the text is empty.
@@ -81,7 +81,10 @@ class Models:
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
-        """Return an error message if the endpoint is unknown or does not list the model, else None."""
+        """Return why the user cannot choose this model, or None if the model can be chosen.
+
+        The reason is that the endpoint is unknown or does not list the model.
+        """
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -94,7 +97,8 @@ class Models:
     def card(self, choice: ModelChoice) -> ModelCard:
         """Return the known properties of a model.
 
-        The context size is, in this order of preference: learned from errors, configured, or listed by the endpoint.
+        The context size is the size in an earlier error of the endpoint, else the configured size, else the size that
+        the endpoint lists.
         """
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
@@ -103,14 +107,17 @@ class Models:
         return dataclasses.replace(card, context=self._learned.get(choice) or configured or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
-        """Store the context size in tokens that an endpoint reported in an error."""
+        """Store the context size of a model in tokens, which its endpoint reported in an error response."""
         self._learned[choice] = tokens
 
     async def provider(self, choice: ModelChoice) -> Provider:
-        """Return the provider of a model. The first use imports its SDK and probes an `auto` endpoint.
+        """Return the client of the endpoint that has the chosen model.
+
+        The first call for an endpoint imports the SDK. If the configured API format is `auto`, the call also detects
+        the format.
 
         Raises:
-            ProviderError: the endpoint is unknown, or its wire API cannot be determined.
+            ProviderError: the endpoint is unknown, or its API format cannot be detected.
         """
         if choice.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
@@ -126,16 +133,19 @@ class Models:
             return self._providers[name]
 
     def failures(self) -> dict[str, str]:
-        """Return an error message for each endpoint whose last refresh failed."""
+        """Return error messages by endpoint name, for the endpoints whose last `refresh` failed."""
         return dict(self._failures)
 
     async def close(self) -> None:
-        """Close all endpoints."""
+        """Close the connections to all endpoints."""
         providers, self._providers = self._providers, {}
         await asyncio.gather(*(provider.close() for provider in providers.values()))
 
 
 async def _open(endpoint: Endpoint) -> Provider:
-    """Import the provider modules in a thread, because the import is slow, then connect to the endpoint."""
+    """Connect to an endpoint and return its client.
+
+    The modules of the clients are imported in a thread, because the import is slow.
+    """
     opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.opening")
     return await opening.open_provider(endpoint)

@@ -1,4 +1,4 @@
-"""The wire API of OpenAI chat completions, with the variants of other servers."""
+"""The API format of OpenAI chat completions, including the variants of compatible servers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _REASONING = ("reasoning_content", "reasoning")
 
 
 class OpenAIChat:
-    """OpenAI chat completions: `POST /chat/completions`."""
+    """The API format of OpenAI chat completions (`POST /chat/completions`)."""
 
     path = "/chat/completions"
     models_path = "/models"
@@ -45,7 +45,10 @@ class OpenAIChat:
     leaks_markers = True
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /chat/completions` for a model request; see `Wire`."""
+        """Return the JSON body of `POST /chat/completions` for a model request, without the keys in `rejected`.
+
+        See `Wire`.
+        """
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -70,30 +73,30 @@ class OpenAIChat:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return the header `x-include-thinking`, unless the thought level is `none`.
+        """Return the header `x-include-thinking`, or no headers if the thought level is `none`.
 
         helexa's nodes return reasoning only if this header is set.
         """
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """Return an object that converts the chunks of the response to model events; see `Wire`."""
+        """Return a new object that converts the chunks of one response to model events; see `Wire`."""
         return ChatReader(endpoint)
 
 
 class ChatReader:
-    """Converts the chunks of one streamed completion to model events."""
+    """Converts the chunks of one streamed chat completion to model events."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
         self._reasoning: str | None = None  # name of the server's reasoning field
-        self._ids: dict[int, str] = {}  # call ids by the index of the call in the answer
-        self._current: dict[int, int] = {}  # the server's index -> index of the call in the answer
+        self._ids: dict[int, str] = {}  # call ids by the index of the call in the response
+        self._current: dict[int, int] = {}  # the server's index -> index of the call in the response
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """Yield the model events of one chunk; see `Reader`."""
+        """Yield the model events that correspond to one chunk; see `Reader`."""
         if usage := object_of(event.get("usage")):
             self._usage = _usage(usage)
         for choice in list_of(event.get("choices"))[:1]:
@@ -103,7 +106,7 @@ class ChatReader:
                 self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the usage and the end of the answer; see `Reader`."""
+        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
@@ -145,7 +148,7 @@ class ChatReader:
 
 
 def _content_parts(parts: list[Any]) -> Iterator[ModelEvent]:
-    """Yield the model events of an answer whose content is a list of parts, as Mistral's API sends it."""
+    """Yield the model events for message content that is a list of parts. Mistral's API sends such lists."""
     for part in map(object_of, parts):
         if part.get("type") == "thinking":
             thought = "".join(text_of(object_of(chunk).get("text")) for chunk in list_of(part.get("thinking")))
@@ -188,14 +191,15 @@ def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
 
 
 def last_prompt(messages: Sequence[Message]) -> int:
-    """Return the index of the last user message, or -1."""
+    """Return the index of the last user message, or -1 if there is none."""
     return max((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
 
 
 def _add_user(messages: list[Json], parts: Sequence[Part]) -> None:
-    """Append the content of a user message to `messages`.
+    """Append a user message with the content `parts` to the `messages` of a request body.
 
-    Consecutive user messages are merged, because chat templates expect alternating roles.
+    If the last message is also a user message, the content is appended to it, because chat templates expect
+    alternating roles.
     """
     message = _user(parts)
     if not messages or messages[-1]["role"] != "user":

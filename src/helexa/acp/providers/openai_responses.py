@@ -1,4 +1,4 @@
-"""The wire API of OpenAI Responses, without server-side storage."""
+"""The API format of OpenAI Responses. The server stores no responses, so each request contains the conversation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ _THOUGHT = {"response.reasoning_text.delta", "response.reasoning_summary_text.de
 
 
 class OpenAIResponses:
-    """OpenAI Responses: `POST /responses`."""
+    """The API format of OpenAI Responses (`POST /responses`)."""
 
     path = "/responses"
     models_path = "/models"
@@ -32,7 +32,7 @@ class OpenAIResponses:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /responses` for a model request; see `Wire`."""
+        """Return the JSON body of `POST /responses` for a model request, without the keys in `rejected`; see `Wire`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -61,16 +61,16 @@ class OpenAIResponses:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return an empty dictionary: this wire API needs no further headers."""
+        """Return an empty dictionary, because this API format needs no additional headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """Return an object that converts the events of the response to model events; see `Wire`."""
+        """Return a new object that converts the stream events of one response to model events; see `Wire`."""
         return ResponseReader(request.model, endpoint)
 
 
 class ResponseReader:
-    """Converts the events of one streamed response to model events."""
+    """Converts the stream events of one response of the Responses API to model events."""
 
     def __init__(self, model: str, endpoint: str) -> None:
         self._model = model
@@ -82,7 +82,7 @@ class ResponseReader:
         self._usage: Usage | None = None
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """Yield the model events of one stream event; see `Reader`."""
+        """Yield the model events that correspond to one stream event; see `Reader`."""
         kind = text_of(event.get("type"))
         delta = text_of(event.get("delta"))
         if kind in _TEXT and delta:
@@ -107,7 +107,7 @@ class ResponseReader:
             raise provider_error(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the usage and the end of the answer; see `Reader`."""
+        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
@@ -151,7 +151,7 @@ class ResponseReader:
 
 
 def _key(event: Json) -> str:
-    """Return the key of the output item that an event belongs to: its index, or its id."""
+    """Return a key for the output item to which a stream event belongs: the item's index, else its id."""
     position = event.get("output_index")
     return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
 

@@ -1,4 +1,7 @@
-"""Connects providers to endpoints. Importing the module imports an HTTP client; SDKs are imported at first use."""
+"""Creates the client of an endpoint in the endpoint's API format.
+
+Importing this module imports an HTTP client library. The SDKs are imported at first use.
+"""
 
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
@@ -12,10 +15,10 @@ from helexa.acp.providers.wire_provider import WireProvider
 
 
 async def open_provider(endpoint: Endpoint) -> Provider:
-    """Connect to an endpoint, and return its provider. A wire API of `auto` is detected by `probe`.
+    """Connect to an endpoint and return its client. If the configured API format is `auto`, detect the format.
 
     Raises:
-        ProviderError: the wire API is `auto`, and probing the endpoint failed.
+        ProviderError: the API format is `auto` and could not be detected.
     """
     api = endpoint.wire_api if endpoint.wire_api != "auto" else await probe(endpoint)
     connection = await connect(endpoint, "anthropic" if api == "anthropic-messages" else "openai")

@@ -1,4 +1,4 @@
-"""Detection of an endpoint's wire API by empty requests."""
+"""Detects the API format of an endpoint with empty test requests."""
 
 from urllib.parse import urlsplit
 
@@ -15,13 +15,13 @@ _PATHS: dict[str, WireApi] = {
 
 
 async def probe(endpoint: Endpoint) -> WireApi:
-    """Return the first wire API whose route the endpoint serves.
+    """Return the API format of an endpoint, which is the first format whose route exists.
 
-    The order is chat completions, Responses, messages. The requests have empty bodies and cost nothing. Any error
-    except "route not found" means that the route exists.
+    The routes of chat completions, Responses and Anthropic messages are tested in this order. The requests have empty
+    bodies and cost nothing. Any error except "route not found" means that the route exists.
 
     Raises:
-        ProviderError: the endpoint cannot be reached, or serves none of the wire APIs.
+        ProviderError: the endpoint cannot be reached, or supports none of the API formats.
     """
     if known := _API_BY_HOST.get(urlsplit(endpoint.base_url).hostname or ""):
         return known

@@ -1,4 +1,4 @@
-"""The protocol of model endpoints: requests, answers and errors."""
+"""The interface of model endpoints: requests, response events and errors, independent of the API format."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class ProviderError(Exception):
     """A request to an endpoint failed.
 
     Attributes:
-        kind: the cause, which decides whether the agent waits, compacts the conversation, or informs the user.
+        kind: the cause. It determines whether the agent retries, shortens the conversation, or reports the error.
         message: a sentence for the user, without secrets.
-        retry_after: seconds to wait, or None if the endpoint did not report it.
+        retry_after: seconds to wait before a retry, or None if the endpoint did not report a delay.
         context_limit: context size in tokens, or None if the endpoint did not report it.
     """
 
@@ -36,7 +36,7 @@ class ProviderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool in a model request; `schema` is the JSON Schema of its arguments."""
+    """A tool that the model may call, as described in a request. `schema` is the JSON Schema of the arguments."""
 
     name: str
     description: str
@@ -45,17 +45,17 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as its endpoint describes it. Unknown properties are None.
+    """The properties of a model, as its endpoint lists them. Unknown properties are None.
 
     Attributes:
         id: model name in requests.
-        context: context size in tokens, prompt and answer together.
-        max_output: largest answer in tokens.
+        context: context size in tokens, for prompt and response together.
+        max_output: maximum number of response tokens.
         input_price: US dollars per million input tokens.
         output_price: US dollars per million output tokens.
         cached_price: US dollars per million cached input tokens.
         images: whether the model accepts images.
-        thinks: whether setting a thought level has an effect on the model.
+        thinks: whether a thought level (reasoning effort) has an effect on the model.
     """
 
     id: str
@@ -70,7 +70,13 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request to a model. `messages` must not contain `Summary` or `Cleared`."""
+    """A request to a model, independent of the API format.
+
+    Attributes:
+        messages: the conversation. It must not contain `Summary` or `Cleared` entries.
+        max_tokens: maximum number of response tokens.
+        thought_level: reasoning effort.
+    """
 
     model: str
     system: str
@@ -83,24 +89,24 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A part of the answer's text."""
+    """A streamed chunk of the response's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A part of the model's reasoning."""
+    """A streamed chunk of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A part of a tool call.
+    """A streamed chunk of a tool call.
 
-    The first delta of an `index` has the `id` and `name` of the call. If no delta has a name, the joined `arguments`
-    contain the whole call as text.
+    All chunks of a call have the same `index`. The first chunk has the `id` and the `name` of the call. If no chunk
+    has a name, the joined `arguments` contain the whole call as text.
     """
 
     index: int
@@ -111,7 +117,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one answer. `input` includes `cached`; `output` includes `reasoning`."""
+    """Token counts of one request and its response. `input` includes `cached`, and `output` includes `reasoning`."""
 
     input: int
     output: int
@@ -121,7 +127,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End of a complete answer. The history stores `extras`, data of the endpoint, unchanged."""
+    """The last event of a complete response.
+
+    Attributes:
+        reason: finish reason.
+        extras: data of the endpoint, which the agent stores and sends back in later requests.
+    """
 
     reason: FinishReason
     extras: dict[str, Any] = field(default_factory=dict)
@@ -131,29 +142,29 @@ ModelEvent = AnswerDelta | ReasoningDelta | CallDelta | Usage | End
 
 
 class Provider(Protocol):
-    """A client of one endpoint in its wire API. Failures of the endpoint raise `ProviderError`."""
+    """A client of one endpoint. All methods raise `ProviderError` if the endpoint fails."""
 
     endpoint: Endpoint
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Send a request and yield the events of the answer. The last event is `End`.
+        """Send a request and yield the events of the streamed response. The last event is `End`.
 
-        Cancellation closes the connection immediately.
+        Closing the generator or canceling the calling task closes the connection immediately.
         """
         ...
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that the endpoint currently lists."""
+        """Request the endpoint's list of models and return it."""
         ...
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the endpoint."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The choice of a model: the name of an endpoint, and the name of a model at this endpoint."""
+    """The model that a session uses: the name of an endpoint, and the name of a model at this endpoint."""
 
     endpoint: str
     model: str

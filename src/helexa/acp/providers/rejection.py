@@ -1,4 +1,4 @@
-"""Conversion of error responses to `ProviderError`: a kind and a message from the status and body of any server."""
+"""Converts the error responses of different servers to `ProviderError`, with an error kind and a message."""
 
 import email.utils
 import json
@@ -60,14 +60,14 @@ _TEXTS: dict[ErrorKind, str] = {
 def provider_error(
     endpoint: str, status: int, body: Any, headers: Mapping[str, str], secrets: Iterable[str]
 ) -> ProviderError:
-    """Return a `ProviderError` for an error response.
+    """Return a `ProviderError` for an error response of an endpoint.
 
     Args:
         endpoint: name of the endpoint, for the message.
-        status: HTTP status; 200 for an error within a stream.
-        body: parsed JSON, or text if the body is not JSON.
+        status: HTTP status. It is 200 for an error event within a stream.
+        body: response body as parsed JSON, or as text if it is not JSON.
         headers: response headers with lowercase names.
-        secrets: texts to replace by `***` if the server repeats them.
+        secrets: texts that are replaced by `***` if the server's error message contains them.
     """
     error = _error(body)
     message = _message(error, body)
@@ -90,17 +90,17 @@ def provider_error(
 
 
 def rejects(error: ProviderError, parameter: str) -> bool:
-    """Return whether the endpoint rejected the request because of `parameter`."""
+    """Return whether an endpoint rejected a request because of `parameter`, a key of the request body."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 
 def rejects_tools(error: ProviderError) -> bool:
-    """Return whether the endpoint rejected the request because it does not support tools for the model."""
+    """Return whether an endpoint rejected a request because it does not support tool calls for the model."""
     return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """Return the object that describes the error: `body["error"]` if it is an object, else `body`."""
+    """Return the JSON object that describes the error: `body["error"]` if it is an object, else `body`."""
     if isinstance(body, list) and body:  # Google wraps errors in a list
         body = body[0]
     if not isinstance(body, dict):

@@ -1,4 +1,4 @@
-"""Parser of tool calls that repairs frequent format errors of small models. Ambiguous calls are errors."""
+"""Parses tool calls and repairs frequent format errors of small models. Ambiguous calls are rejected."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<paramete
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A valid call: name of a tool and its arguments."""
+    """A tool call that could be parsed. The tool may not exist, and its arguments are not yet checked."""
 
     name: str
     arguments: dict[str, Any]
@@ -22,17 +22,17 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that cannot be parsed; `reason` is a message for the model."""
+    """A tool call that cannot be parsed. `reason` is an error message for the model."""
 
     reason: str
 
 
 def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | MalformedCall:
-    """Parse a call and repair its format.
+    """Parse a tool call, and repair frequent format errors.
 
     Args:
-        name: tool name from the endpoint; if empty, the text contains the name.
-        text: the arguments as JSON. Without `name`, the whole call as JSON or as `<function=...>` markup.
+        name: tool name, or empty if `text` contains the name.
+        text: the arguments as JSON. If `name` is empty, the whole call as JSON or as `<function=...>` markup.
         schemas: JSON Schema of each tool's arguments, by tool name.
     """
     text = text.strip()
@@ -88,7 +88,10 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCal
 
 
 def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of tools that accept exactly these arguments: all required ones are present, none is unknown."""
+    """Yield the names of tools that could be called with `arguments`.
+
+    All required arguments of such a tool are present, and the tool has all the given arguments.
+    """
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
@@ -108,7 +111,10 @@ def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return the value of a markup parameter: text if the schema allows strings, else parsed JSON."""
+    """Return the value of a parameter in `<parameter=...>` markup.
+
+    The value is `text` if the parameter's schema allows strings, else the parsed JSON.
+    """
     text = text.removeprefix("\n").removesuffix("\n")
     kinds = set(_kinds(schema))
     if "string" in kinds or not kinds:
@@ -135,7 +141,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Parse JSON, allowing raw line breaks in strings and up to three surplus `}` at the end.
+    """Parse JSON and return the value. Raw line breaks in strings and up to three extra `}` at the end are allowed.
 
     Raises:
         ValueError: the text is not JSON.

@@ -1,4 +1,4 @@
-"""The protocol of wire APIs: conversion of requests to bodies, and of stream events to model events.
+"""The interface of API formats, which convert model requests to HTTP bodies and stream events to model events.
 
 Implementations open no connections.
 """
@@ -12,10 +12,10 @@ Json = dict[str, Any]
 
 
 class Reader(Protocol):
-    """Converts the stream events of one answer to model events."""
+    """Converts the stream events of one response to model events, independent of the API format."""
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """Yield the model events of one stream event; invalid events yield none.
+        """Yield the model events that correspond to one stream event. An invalid stream event yields none.
 
         Raises:
             ProviderError: the event reports an error of the endpoint.
@@ -23,22 +23,23 @@ class Reader(Protocol):
         ...
 
     def end(self) -> Iterator[ModelEvent]:
-        """End the stream of events.
+        """Yield the last model events after the end of the stream.
 
-        If the answer is complete, yield `Usage` (if the endpoint reported it) and `End`, else yield nothing.
+        If the response is complete, yield `Usage` (if the endpoint reported it) and `End`. If the stream broke off,
+        yield nothing.
         """
         ...
 
 
 class Wire(Protocol):
-    """One wire API: the format of its requests and of its streamed answers.
+    """One API format, such as OpenAI chat completions: its paths, request bodies and streamed responses.
 
     Attributes:
-        path: path of requests, below the base URL.
-        models_path: path of the model list, below the base URL.
-        optional: body keys that can be omitted if an endpoint rejects them.
-        leaks_markers: whether servers of this API may leave reasoning and calls in the answer's text, between markers
-            such as `<think>`.
+        path: URL path of requests, relative to the base URL.
+        models_path: URL path of the model list, relative to the base URL.
+        optional: keys of the request body that can be omitted if an endpoint rejects them.
+        leaks_markers: whether the response's text may contain reasoning and tool calls, between markers such as
+            `<think>`. Some servers do not separate them from the text.
     """
 
     path: str
@@ -47,20 +48,26 @@ class Wire(Protocol):
     leaks_markers: bool
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body for `endpoint`, without the rejected keys in `rejected`."""
+        """Return the JSON body of the HTTP request for a model request.
+
+        Args:
+            request: the model request.
+            endpoint: name of the endpoint. Data from earlier responses is sent back only to the same endpoint.
+            rejected: keys to omit, because the endpoint rejected them.
+        """
         ...
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return the headers of `request` that this wire API adds to the headers of the connection."""
+        """Return the HTTP headers for `request` that this API format adds to the headers of the connection."""
         ...
 
     def reader(self, request: ModelRequest, endpoint: str) -> Reader:
-        """Return an object that converts the stream events of the answer to `request` to model events."""
+        """Return a new object that converts the stream events of the response to `request` to model events."""
         ...
 
 
 def text_of(value: Any) -> str:
-    """Return `value` if it is a string, with unpaired surrogates replaced, else an empty string."""
+    """Return `value` with unpaired surrogates replaced if it is a string, else an empty string."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -72,7 +79,7 @@ def count_of(value: Any) -> int:
 
 
 def object_of(value: Any) -> Json:
-    """Return `value` if it is an object, else an empty object."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""The provider of one endpoint. It remembers which keys of requests the endpoint rejects."""
+"""The client of one endpoint, which remembers the request keys that the endpoint rejects."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,11 +15,11 @@ _TOOLS = "tools"
 
 
 class WireProvider:
-    """A `Provider` built from a wire API and a connection.
+    """The client of one endpoint (a `Provider`), built from an API format and a connection.
 
-    Compatible servers reject some keys of requests. If an error names such a key, the provider repeats the request
-    without the key, and omits the key in later requests to the same model. If a server rejects tools, the prompt asks
-    the model to write calls as text.
+    Some compatible servers reject optional keys of the request body. If an error names such a key, the client repeats
+    the request without the key, and omits the key in later requests to the same model. If a server rejects tools, the
+    system prompt asks the model to write tool calls as text.
     """
 
     def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:
@@ -29,7 +29,7 @@ class WireProvider:
         self._rejected_keys: dict[tuple[str, str], frozenset[str]] = {}  # rejected keys by model and thought level
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Send a request and yield the answer; see `Provider`."""
+        """Send a request and yield the events of the streamed response; see `Provider`."""
         key = (request.model, request.thought_level)
         while True:
             rejected = self._rejected_keys.get(key, frozenset())
@@ -51,7 +51,7 @@ class WireProvider:
                 self._rejected_keys[key] = rejected | {rejected_key}
 
     async def models(self) -> list[ModelCard]:
-        """Return the models of the endpoint; see `Provider`."""
+        """Request and return the list of the endpoint's models; see `Provider`."""
         body = await self._connection.get(self._wire.models_path)
         try:
             return model_cards(body)
@@ -59,7 +59,7 @@ class WireProvider:
             raise ProviderError("invalid", f"{self.endpoint.name} does not list its models") from None
 
     async def close(self) -> None:
-        """Close the connection; see `Provider`."""
+        """Close the connections to the endpoint; see `Provider`."""
         await self._connection.close()
 
     async def _stream(self, request: ModelRequest, body: Json, calls_in_text: bool) -> AsyncGenerator[ModelEvent, None]:
@@ -82,7 +82,10 @@ class WireProvider:
             raise ProviderError("interrupted", f"{self.endpoint.name} ended its answer before it was complete")
 
     def _rejected_key(self, error: ProviderError, body: Json) -> str | None:
-        """Return the key that the endpoint rejected and that the request can omit, or None if there is no such key."""
+        """Return the optional key of the request body that the endpoint rejected.
+
+        Return None if the error has another cause, or if the key must not be omitted.
+        """
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
         if _TOOLS in present and self.endpoint.tool_calls == "auto" and rejects_tools(error):
             return _TOOLS

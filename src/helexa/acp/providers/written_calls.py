@@ -1,4 +1,4 @@
-"""Tool calls and reasoning as text: requests that ask for calls as text, and extraction from answers."""
+"""Converts requests for models that write tool calls as text, and extracts calls and reasoning from responses."""
 
 import dataclasses
 import json
@@ -12,7 +12,10 @@ from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
 
 
 def with_written_calls(request: ModelRequest) -> ModelRequest:
-    """Return the request for an endpoint without native tool calls: tools, calls and results are written as text."""
+    """Convert a request for an endpoint without native tool calls.
+
+    In the returned request, the system prompt describes the tools. The messages contain tool calls and results as text.
+    """
     tools = {tool.name: (tool.description, tool.schema) for tool in request.tools}
     return dataclasses.replace(
         request,
@@ -32,12 +35,13 @@ def _written(message: Message) -> Message:
 
 
 class MarkerReader:
-    """Extracts calls and reasoning from the text of an answer.
+    """Extracts tool calls and reasoning that the model wrote between markers in the text of its response.
 
     Args:
         request: the original request with its tools.
-        calls_requested: whether the prompt asks the model to write calls as text. If not, marked text counts as a call
-            only if the call is valid, is not in a code block, and the endpoint reports no native calls.
+        calls_requested: whether the prompt asks the model to write tool calls as text. If not, text between markers
+            counts as a tool call only under three conditions: it is a valid call, it is not in a code block, and the
+            endpoint reports no native calls.
     """
 
     def __init__(self, request: ModelRequest, *, calls_requested: bool) -> None:
@@ -49,7 +53,11 @@ class MarkerReader:
         self._doubtful: list[tuple[Body, ParsedCall]] = []
 
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
-        """Yield `event`, with the calls and the reasoning in its text converted to events of their own."""
+        """Yield the events for one event of the response.
+
+        A text chunk is split into text, reasoning and tool calls, each as a separate event. Other events are yielded
+        unchanged.
+        """
         match event:
             case AnswerDelta(text):
                 yield from self._events(self._parser.feed(text))

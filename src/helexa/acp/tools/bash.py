@@ -1,4 +1,4 @@
-"""bash: run a shell command, in a terminal of the client if the client supports terminals."""
+"""The tool `bash`: run a shell command, in a terminal of the editor if the editor supports terminals."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
 from helexa.acp.tools.vetted_commands import vetted_command
 
 _MAX_SECONDS = 600
-_MAX_BYTES = 32_000  # largest output for the model
+_MAX_BYTES = 32_000  # maximum bytes of output for the model
 _KEPT_BYTES = 1 << 20
 
 
@@ -34,27 +34,30 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the beginning of the command, and the folder if it differs from the session's folder."""
+        """Return a title with the beginning of the command, and the folder if it is not the session's folder."""
         cwd = arguments["cwd"]
         suffix = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
         return f"Run{suffix}: {title(arguments['command'])}"
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return no locations: the files that a command changes are unknown."""
+        """Return an empty tuple, because the files that a command will change are unknown."""
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the full command, as the title may be truncated."""
+        """Return the full command for the permission request, because the title may be truncated."""
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Runs` with the command line, its folder, and its vetted (read-only) command, if any."""
+        """Return a `Runs`, which describes the command to the permission rules.
+
+        If the command line is known to only read files, `Runs.vetted` names its command.
+        """
         command, boundary = arguments["command"], context.boundary
         folder = boundary.resolve(arguments["cwd"])
         return Runs(command, folder.path, vetted_command(command, folder.real, boundary))
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Run the command until it exits or times out."""
+        """Run the command until it exits or times out, and return its exit code and output."""
         folder = context.boundary.resolve(arguments["cwd"])
         if not folder.is_folder():
             raise ToolError(f"{arguments['cwd']} is not a folder")

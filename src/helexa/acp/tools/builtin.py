@@ -1,4 +1,4 @@
-"""Base classes of built-in tools, which declare their arguments as a type."""
+"""Base classes of built-in tools, whose arguments are declared as a msgspec type."""
 
 from typing import Any
 
@@ -14,13 +14,14 @@ _SHOWN_BYTES = 8_000
 
 
 class Arguments(Struct, forbid_unknown_fields=True):
-    """Base class of tool arguments."""
+    """Base class of the types that declare a tool's arguments."""
 
 
 class BuiltIn:
-    """Base class of built-in tools.
+    """Base class of built-in tools, which implements most methods of `Tool`.
 
-    Subclasses set the name and the argument type. Subclasses whose calls change anything override `act`.
+    Subclasses set the name, the description and the type of the arguments. Subclasses that write files or run commands
+    override `act`.
     """
 
     name: str
@@ -30,12 +31,12 @@ class BuiltIn:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the arguments."""
+        """The JSON Schema of the arguments, derived from the argument type."""
         (_,), components = msgspec.json.schema_components([self.arguments], ref_template="{name}")
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, validated and converted to the types of the schema; see `Tool.check`."""
+        """Validate the arguments, convert them to the types in the schema, and return them; see `Tool.check`."""
         present = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
@@ -44,7 +45,7 @@ class BuiltIn:
             raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the file that the argument `path` names, or nothing if there is no such argument."""
+        """Return the file in the argument `path`, or an empty tuple if the tool has no such argument."""
         if "path" not in arguments:
             return ()
         try:
@@ -54,11 +55,11 @@ class BuiltIn:
         return (Location(str(path), arguments.get("line")),)
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return no content: by default, a permission request shows no preview of the call."""
+        """Return an empty tuple, because a permission request shows no preview of the call by default."""
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return `Reads`, the default for tools that change nothing.
+        """Return `Reads`, which tells the permission rules that the call changes nothing.
 
         Raises:
             OutOfBounds: the argument `path` is outside the session's folders.
@@ -69,14 +70,14 @@ class BuiltIn:
 
 
 def as_block(content: str) -> tuple[CardContent, ...]:
-    """Return the content as a Markdown code block for a card."""
+    """Return the text as a Markdown code block for the display of a tool call, shortened if it is long."""
     return (Text(fenced(ends(content, _SHOWN_BYTES))),)
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema without titles, and with each `$ref` replaced by its target.
+    """Return a JSON Schema without titles, in which each `$ref` is replaced by the schema it refers to.
 
-    Such schemas are meant for small models and for grammars.
+    Small models and grammar compilers handle such schemas better.
     """
     match schema:
         case {"$ref": name}:

@@ -1,4 +1,4 @@
-"""Text shortened for display: titles of one line, and outputs without their middle."""
+"""Shortens text for display and for the model: titles of one line, and outputs without their middle."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ _HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # not printable 
 
 
 def printable(text: str) -> str:
-    """Return the text with all characters escaped that would disturb a terminal, a list of lines, or JSON."""
+    """Return the text with control characters and other unprintable characters replaced by escape sequences."""
     return "".join(
         character if character.isprintable() or character in _HARMLESS else character.encode("unicode_escape").decode()
         for character in text
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def title(text: str, width: int = 60) -> str:
-    """Return the text on one line of at most `width` characters, without splitting combined characters."""
+    """Return the text as one line of at most `width` characters. Combined characters are not split."""
     line = printable(" ".join(text.split()))
     if len(line) <= width:
         return line
@@ -27,7 +27,7 @@ def title(text: str, width: int = 60) -> str:
 
 
 def _extends(character: str) -> bool:
-    """Return whether the character extends the character before it: accent, variation, skin color or joiner."""
+    """Return whether the character combines with the character before it, for example an accent or a skin color."""
     return (
         character == _JOINER
         or unicodedata.category(character).startswith("M")
@@ -36,7 +36,10 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return at most the first `max_bytes` bytes of UTF-8, with a note on the omitted size."""
+    """Return the first `max_bytes` bytes of the text in UTF-8, followed by a note on how much is omitted.
+
+    If the text fits, return it unchanged.
+    """
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
@@ -44,9 +47,9 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def ends(text: str, max_bytes: int) -> str:
-    """Return the beginning and the end of the text with a note on the omitted size, or the whole text if it fits.
+    """Return the beginning and the end of a text, with a note between them on how much is omitted.
 
-    Beginning and end together have at most `max_bytes` bytes of UTF-8.
+    Beginning and end together have at most `max_bytes` bytes in UTF-8. If the text fits, return it unchanged.
     """
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:

@@ -1,4 +1,4 @@
-"""Permission rules: a tool call is allowed, denied, or the user must decide."""
+"""Permission rules, which decide whether a tool call is allowed, is denied, or needs the user's permission."""
 
 from typing import Any
 
@@ -25,9 +25,14 @@ from helexa.acp.tools.tool import (
 
 
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Return whether a call is allowed or denied, or needs an answer of the user.
+    """Return whether a tool call is allowed, is denied, or needs the user's permission.
 
-    The session's mode and the user's saved "always" answers (`grants`) decide.
+    Args:
+        tool: the called tool.
+        arguments: arguments of the call.
+        mode: the session's permission mode.
+        context: the session's folders.
+        grants: the user's earlier decisions to always allow or always reject certain calls.
     """
     try:
         act = tool.act(arguments, context)
@@ -37,10 +42,11 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Return the ruling for an act (the effect of a call), by the session's mode and the user's "always" answers.
+    """Return whether a tool call with the effect `act` is allowed, is denied, or needs the user's permission.
 
-    Several scopes can cover an act: for an edit, the file or one of its parent folders. A permission request offers the
-    first scope.
+    The decision depends on the session's permission mode and on the user's earlier decisions in `grants`. A user's
+    decision applies to a scope, which is a set of calls. Several scopes can contain the call: for an edit, these are
+    the file and each of its parent folders. If the user must be asked, the first scope is offered for "always allow".
     """
     match act:
         case Reads():
@@ -74,7 +80,11 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
 
 
 def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
-    """Return the scopes that cover an edit: all parent folders and the file, or only the file if it is in `.git`."""
+    """Return the scopes (sets of calls) that contain an edit of the file `target`.
+
+    The scopes are the edits in each parent folder and the edits of the file. For a file in `.git`, only the edits of
+    the file are returned.
+    """
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded:
         return (file,)
@@ -85,9 +95,10 @@ def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
 
 
 def _command_scopes(act: Runs) -> tuple[Scope, ...]:
-    """Return the scopes that cover a command line.
+    """Return the scopes (sets of calls) that contain a shell command line.
 
-    They are its vetted (read-only) command, if any, and exactly this line in this folder and session.
+    If the line is vetted (known to only read files), the first scope is all vetted lines with the same command. The
+    last scope is exactly this line, in the same folder and session.
     """
     line = Scope(
         "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False

@@ -1,4 +1,4 @@
-"""todo: the agent's plan, which the client shows to the user."""
+"""The tool `todo`: set the agent's plan (task list), which the editor shows to the user."""
 
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Todo(BuiltIn):
-    """The tool `todo`, with which the model replaces the agent's plan."""
+    """The tool `todo`, with which the model sets the agent's plan (task list)."""
 
     name = "todo"
     description = "Show the user your list of tasks for work of several steps; send it again whenever one changes."
@@ -28,11 +28,11 @@ class Todo(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return a title that tells the progress of the plan."""
+        """Return a title with the number of completed tasks and of all tasks."""
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace the plan."""
+        """Replace the agent's plan by the tasks in `arguments`."""
         plan = tuple(PlanEntry(**task) for task in arguments["tasks"])
         return ToolOutcome(f"The plan is noted: {_progress(arguments['tasks'])}.", plan=plan)
 

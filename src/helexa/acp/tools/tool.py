@@ -1,4 +1,4 @@
-"""The protocol of tools: properties, arguments, permission and results."""
+"""The interface of tools: properties, arguments, effects for the permission rules, and results."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The calls that an "always" answer covers, e.g. tool `bash` with subject `git status *`.
+    """A set of tool calls that the user can always allow or always reject, such as all `git status` commands.
 
     Attributes:
-        tool: name of the tool.
-        subject: the covered calls of the tool, for example a folder for `edit_file`. An empty subject covers all calls.
-        label: text for the user, for example "edits in src/".
-        persistent: whether a permission also holds in later sessions of the project.
+        tool: name of the tool, for example `bash`.
+        subject: which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An
+            empty subject means all calls of the tool.
+        label: description for the user, for example "edits in src/".
+        persistent: whether the user's decision also applies to later sessions of the project.
     """
 
     tool: str
@@ -33,25 +34,25 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """A call that only reads permitted files, or changes only the session."""
+    """Effect of a tool call that only reads files in the session's folders, or changes only the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """A call that creates or changes a file."""
+    """Effect of a tool call that creates or changes the file `target`."""
 
     target: ResolvedPath
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A call that runs a command line in a shell.
+    """Effect of a tool call that runs a command line in a shell.
 
     Attributes:
         command: the command line.
         folder: working directory of the shell.
-        vetted: the command, for example `git diff`, if the line is known to only read, else None; see
-            `helexa.acp.tools.vetted_commands`.
+        vetted: name of the command, for example `git diff`, if the command line is known to only read files. Otherwise
+            None; see `helexa.acp.tools.vetted_commands`.
     """
 
     command: str
@@ -61,21 +62,26 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Fetches:
-    """A call that sends a request to a host."""
+    """Effect of a tool call that sends an HTTP request to the server `host`."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A call of an MCP server's tool. `only_reads` is true if the server declares the tool as read-only."""
+    """Effect of a tool call that an MCP server runs.
+
+    Attributes:
+        tool: name of the tool.
+        only_reads: whether the server declares the tool as read-only.
+    """
 
     tool: str
     only_reads: bool
 
 
 Act = Reads | Writes | Runs | Fetches | Calls
-"""The effect of a call. The permission rules decide by the effect."""
+"""The effect of a tool call, from which the permission rules decide whether the call may run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,11 @@ class ToolOutcome:
 
     Attributes:
         content: text for the model.
-        failed: whether the call failed. A command that exits with 1 has not failed.
-        shown: content of the card, the call's display in the editor; if empty, the card shows `content`.
-        locations: files that the call touched and that `Tool.locations` could not know before the call.
+        failed: whether the call failed. A command that ran and exited with 1 has not failed.
+        shown: content that the editor shows for the call. If empty, the editor shows `content`.
+        locations: files that the call read or changed, if `Tool.locations` could not name them before the call.
         images: images for the model.
-        plan: the whole plan if the call changed it, else None.
+        plan: the complete new plan if the call changed the agent's plan, else None.
     """
 
     content: str
@@ -104,10 +110,10 @@ class ToolContext:
     """The environment in which the tools of a session run.
 
     Attributes:
-        session_id: the client's id of the session.
-        cwd: absolute folder of the session, in the spelling that the client uses for its files.
-        roots: absolute folders that the tools may access: `cwd` and the additional folders, spelled like `cwd`.
-        plan_dir: folder of plans; the only folder that plan mode may write to.
+        session_id: id of the session.
+        cwd: working directory of the session, an absolute path as the editor wrote it.
+        roots: absolute paths of the folders that the tools may access: `cwd` and the additional folders.
+        plan_dir: folder for the agent's plans. In plan mode, the tools may write only to this folder.
         host: access to files and commands.
         settings: the configuration.
     """
@@ -121,39 +127,41 @@ class ToolContext:
 
     @property
     def boundary(self) -> Boundary:
-        """The files and folders that the tools may access."""
+        """The folders that the tools may access, with methods to check paths."""
         return Boundary(self.cwd, self.roots, self.plan_dir)
 
 
 Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
-"""Callback that shows the current output of a running tool, which replaces the output shown before."""
+"""Callback that makes the editor show new content for a running tool call, instead of the previous content."""
 
 
 class Tool(Protocol):
-    """One tool. Callers pass arguments through `check` before any other method."""
+    """A tool that the model can call. The other methods accept only arguments that `check` has returned."""
 
     @property
     def name(self) -> str:
-        """The name that the model calls."""
+        """The name by which the model calls the tool."""
         ...
 
     @property
     def description(self) -> str:
-        """The description for the model."""
+        """The description of the tool for the model."""
         ...
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments."""
+        """The JSON Schema of the tool's arguments."""
         ...
 
     @property
     def kind(self) -> ToolKind:
-        """The kind of tool, which decides the icon."""
+        """The kind of tool, which determines the icon in the editor."""
         ...
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the validated arguments. Numbers written as text become numbers; null arguments are removed.
+        """Validate the arguments of a call and return them.
+
+        In the returned arguments, numbers written as text are numbers, and arguments that were null are missing.
 
         Raises:
             ToolError: the arguments do not match the schema.
@@ -161,23 +169,25 @@ class Tool(Protocol):
         ...
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return one line that describes the call for the user."""
+        """Return one line of text that describes a call with these arguments to the user."""
         ...
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the files that the call will touch."""
+        """Return the files that a call with these arguments will read or change, as far as they are known."""
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return what the editor shows during a permission request, for example the diff of an edit.
+        """Return the content that the editor shows in a permission request, for example the diff of an edit.
 
         Raises:
-            ToolError: the call would fail.
+            ToolError: the call would fail, for example because the text to replace is not in the file.
         """
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of the call, from which the permission rules decide whether the call may run.
+        """Return the effect of a call with these arguments: it reads, writes a file, runs a command, or other.
+
+        The permission rules decide from the effect whether the call may run.
 
         Raises:
             ToolError: the call is never allowed, for example because a path leaves the session's folders.
@@ -185,29 +195,37 @@ class Tool(Protocol):
         ...
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Run the call.
+        """Run the tool with these arguments and return the result.
+
+        Args:
+            arguments: arguments that `check` returned.
+            context: the session's folders and access to files and commands.
+            progress: callback that shows the current output in the editor.
 
         Raises:
-            ToolError: the call failed. Any other exception is a bug of the tool and also fails the call.
+            ToolError: the call failed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A ruling: the call may run without asking the user."""
+    """Decision of the permission rules: the tool call may run without asking the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A ruling: the call must not run. `reason` is the error message for the model."""
+    """Decision of the permission rules: the tool call must not run. `reason` is the error message for the model."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskUser:
-    """A ruling: the user must decide whether the call runs. An "always" answer would cover `scope`."""
+    """Decision of the permission rules: the user must be asked whether the tool call may run.
+
+    If the user chooses "always allow", the permission applies to all calls in `scope`.
+    """
 
     scope: Scope
 
@@ -216,16 +234,27 @@ Ruling = Allowed | Denied | AskUser
 
 
 class Grants(Protocol):
-    """The scopes that the user has permanently allowed or rejected in this project."""
+    """The user's earlier decisions to always allow or always reject sets of tool calls (scopes)."""
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return True for an allowed scope, False for a rejected scope, and None for an undecided scope."""
+        """Return the user's earlier decision about all calls in `scope`.
+
+        True means always allowed, False means always rejected, and None means that there is no such decision.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionRequest:
-    """A request to the user to allow a tool call. An "always" answer covers `scope`."""
+    """A request to the user to allow a tool call.
+
+    Attributes:
+        call_id: id of the tool call.
+        name: name of the tool.
+        card: display of the call in the editor.
+        arguments: arguments of the call.
+        scope: set of calls to which the permission applies if the user chooses "always allow".
+    """
 
     call_id: str
     name: str
@@ -235,6 +264,6 @@ class PermissionRequest:
 
 
 PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
-"""Callback that asks the user and returns the verdict. The callback has a time limit and raises only CancelledError. If
-the client fails, the callback returns a rejection.
+"""Callback that asks the user for permission and returns the decision. The callback has a time limit and raises only
+CancelledError. If the editor fails, the callback returns a rejection.
 """

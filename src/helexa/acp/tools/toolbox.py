@@ -18,7 +18,10 @@ from helexa.acp.tools.tool import Tool, ToolContext
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """Connect to the MCP servers of a session, with a time limit, and return the session's tools."""
+    """Return the tools of a session: the built-in tools and the tools of its MCP servers.
+
+    The MCP servers are started or connected, with a time limit. Servers that fail are left out.
+    """
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web.fetch import Fetch
@@ -29,10 +32,10 @@ async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) 
 
 
 class Toolbox:
-    """The tools of one session: built-in tools first, then tools of MCP servers.
+    """The tools of one session: the built-in tools and the tools of MCP servers.
 
     Attributes:
-        warnings: an error message for each MCP server that could not be used.
+        warnings: an error message for each MCP server that could not be started or connected.
     """
 
     def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
@@ -42,9 +45,9 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
-        """Return the tools that the model may call in `mode`.
+        """Return the tools that the model may call in the permission mode `mode`.
 
-        In plan mode, these are only the tools that change nothing except plans.
+        In plan mode, `bash` and all MCP tools that are not read-only are omitted.
         """
         if mode != "plan":
             return tuple(self._tools.values())
@@ -52,9 +55,9 @@ class Toolbox:
         return tuple(tool for name, tool in self._tools.items() if name not in changing)
 
     def find(self, name: str) -> Tool | None:
-        """Return a tool by its name, or None."""
+        """Return the tool with this name, or None if there is no such tool."""
         return self._tools.get(name)
 
     async def close(self) -> None:
-        """End all MCP servers of the session."""
+        """Close the connections to all MCP servers of the session, and end the servers that the agent started."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

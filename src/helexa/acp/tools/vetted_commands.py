@@ -1,18 +1,19 @@
 """Vetted command lines: shell command lines that are known to only read, and only in the session's folders.
 
-If the user answers "always allow" to a vetted line, the answer covers the same command with any other vetted arguments.
-For any other line, the answer covers exactly that line in the same session. A command line is vetted if all of the
-following conditions hold:
+If the user chooses "always allow" for a vetted line, the permission applies to all vetted lines with the same command.
+For any other line, the permission applies to exactly that line in the same session. A command line is vetted if all of
+the following conditions hold:
 
-1. Each character is in `_WORD` or a space. So the line contains no quote, variable, pattern, substitution, redirection,
-   pipe or second command, and the shell passes each word unchanged.
-2. The line begins with a command of `_COMMANDS`.
-3. Each option matches the pattern of that command in full. Options are listed if they can neither run a program, nor
-   write a file, nor read a file that another option names, nor follow symbolic links out of the folders.
+1. Each word of the line matches `_WORD`. So the line contains no quote, variable, pattern, substitution, redirection,
+   pipe or second command, and the shell passes each word to the command unchanged.
+2. The line begins with a command in `_COMMANDS`.
+3. Each option matches the pattern of the command in full. A pattern contains only harmless options. They can neither
+   run a program, nor write a file, nor read a file named in the option, nor follow symbolic links out of the folders.
 4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. This
    condition also applies to words that are not paths, such as revisions and search patterns.
 5. `git` runs in the folder that contains `.git`. Any other folder could contain a repository configuration written by
-   the model, which can name programs to run. The tools write into `.git` only after a permission request.
+   the model, and such a configuration can name programs to run. The tools write into `.git` only with the user's
+   permission.
 """
 
 import re
@@ -39,11 +40,11 @@ _LOG = (
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """The arguments that a vetted command accepts.
+    """The arguments with which a command line is vetted (known to only read files).
 
     Attributes:
-        options: pattern that each option must match in full.
-        takes_words: whether the command accepts words that are not options.
+        options: regular expression that each option must match in full.
+        takes_words: whether arguments that are not options, such as paths, are allowed.
     """
 
     options: str
@@ -75,12 +76,15 @@ _COMMANDS: Mapping[str, _Command] = {
 
 
 def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
-    """Return the vetted command that a line runs, for example `git diff`, or None if the line is not vetted.
+    """Return the command of a command line that is known to only read files, for example `git diff`.
 
     Args:
         line: the command line.
         folder: working directory of the shell, with symbolic links resolved.
-        boundary: the files and folders that the session may access.
+        boundary: the folders that the session may access.
+
+    Returns:
+        The name of the command, or None if the command line may do more than read files in the session's folders.
     """
     words = [word for word in line.split(" ") if word]
     if not words or not all(_WORD.fullmatch(word) for word in words):

@@ -1,1 +1,1 @@
-"""Statistics of measured series."""
+"""Statistics on the measurements of many builds."""

@@ -1,4 +1,8 @@
-"""Change points of a series of builds: an exact Potts fit over all O(n^2) segments."""
+"""Finds the builds at which a metric changed, in a series of one value per build.
+
+The series is fitted by a piecewise constant function (Potts model). The exact optimum is computed over all O(n^2)
+segments.
+"""
 
 from bisect import insort
 from collections.abc import Sequence
@@ -19,7 +23,7 @@ _NEIGHBOURS = 1.196
 
 @dataclass(frozen=True)
 class Level:
-    """A segment of constant level: builds `start` (included) to `end` (excluded)."""
+    """A run of consecutive builds with the same fitted value: from index `start` to before index `end`."""
 
     start: int
     end: int
@@ -27,10 +31,13 @@ class Level:
 
 
 def levels(values: Sequence[float]) -> list[Level]:
-    """Return the piecewise constant fit of a series with absolute errors; empty for an empty series.
+    """Return the segments of a piecewise constant fit of `values`, oldest first. An empty series has no segments.
+
+    The fit minimizes absolute errors of logarithms.
 
     Args:
-        values: one non-negative number per build, oldest first; at most a few hundred.
+        values: one non-negative number per build, oldest first. The cost grows quadratically, so a few hundred values
+            at most.
     """
     if not len(values):
         return []
@@ -51,14 +58,17 @@ def levels(values: Sequence[float]) -> list[Level]:
 
 
 def _scale(logs: np.ndarray) -> float:
-    """Return the mean absolute deviation around a level, estimated from differences of neighbors."""
+    """Return the mean absolute deviation of values from their level, estimated from differences of adjacent values."""
     if len(logs) < 2:
         return _LEAST_SCALE
     return max(_LEAST_SCALE, float(np.median(np.abs(np.diff(logs)))) / _NEIGHBOURS)
 
 
 def _segment_costs(logs: np.ndarray) -> np.ndarray:
-    """Return the absolute deviations from the median for each segment `[first, last]`, summed; inf elsewhere."""
+    """Return a matrix of the fitting error of each segment: entry `[first, last]` is for values `first` to `last`.
+
+    The error is the sum of absolute deviations from the segment's median. Entries with `last` < `first` are inf.
+    """
     count = len(logs)
     costs = np.full((count, count), np.inf)
     for first in range(count):

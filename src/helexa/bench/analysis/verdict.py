@@ -1,9 +1,10 @@
-"""Verdict on a build against earlier builds, from the bootstrapped ratio of medians.
+"""Decides whether a build is faster or slower than earlier builds, from the bootstrapped ratio of medians.
 
-A change requires two conditions:
+A build has changed if both conditions hold:
 
-* The confidence interval of the ratio excludes 1. The bootstrap resamples builds and their samples.
-* The ratio differs from 1 by more than a threshold: 3 %, or twice the usual difference of unchanged builds if larger.
+* The confidence interval of the ratio excludes 1. The bootstrap resamples builds and then the samples of each build.
+* The ratio differs from 1 by more than a threshold. The threshold is 3 %, or twice the typical difference between
+  unchanged builds if that is larger.
 """
 
 from collections.abc import Sequence
@@ -29,13 +30,13 @@ _SEED = 20_260_613
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio of medians and its confidence interval.
+    """The ratio of two medians and its bootstrap confidence interval.
 
     Attributes:
-        ratio: the ratio.
-        low: lower bound at `CONFIDENCE`.
-        high: upper bound at `CONFIDENCE`.
-        sure: whether the interval at `CONFIRMING_CONFIDENCE` also excludes 1.
+        ratio: new median divided by old median.
+        low: lower bound of the interval at `CONFIDENCE`.
+        high: upper bound of the interval at `CONFIDENCE`.
+        sure: True if the wider interval at `CONFIRMING_CONFIDENCE` excludes 1 too.
     """
 
     ratio: float
@@ -44,21 +45,21 @@ class Interval:
     sure: bool
 
     def excludes_one(self) -> bool:
-        """Return whether the interval excludes 1."""
+        """Return whether 1 lies outside the interval from `low` to `high`."""
         return self.low > 1 or self.high < 1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one metric of one build.
+    """The result of comparing one metric of a build with earlier builds.
 
     Attributes:
-        state: the verdict.
-        interval: ratio of the new median to the trailing median, or None for too few samples.
-        threshold: smallest relative change that counts.
-        samples: number of samples of the new build.
-        trailing_samples: number of samples of the compared builds.
-        trailing_builds: number of compared builds.
+        state: `improved`, `regressed`, `same`, or `too few` if there are too few samples for a comparison.
+        interval: ratio of the build's median to the median of the earlier builds, or None if `state` is `too few`.
+        threshold: smallest relative change that counts as a change.
+        samples: number of samples of the build.
+        trailing_samples: number of samples of the earlier builds in the comparison.
+        trailing_builds: number of earlier builds in the comparison.
     """
 
     state: State
@@ -77,15 +78,15 @@ def judge(
     known: int = 0,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """Compare a build's samples with the samples of earlier builds.
+    """Compare the samples of a build with the samples of up to five earlier builds.
 
     Args:
-        history: non-empty lists of non-negative samples of each earlier build, oldest first. The comparison uses the
-            last five builds, the threshold uses all builds.
-        samples: samples of the new build.
-        better: direction of an improvement.
-        known: index in `history` of a known change; earlier builds are not compared.
-        min_effect: smallest relative change that counts.
+        history: samples of each earlier build, oldest build first. No list is empty and no value is negative. The
+            comparison uses the last five builds. The threshold is computed from all builds.
+        samples: samples of the build to judge.
+        better: whether lower or higher values of the metric are better.
+        known: index in `history` of the last confirmed change. Builds before this index are not compared.
+        min_effect: smallest relative change that counts, if the history does not require a larger one.
     """
     trailing = list(history[known:])[-TRAILING_BUILDS:]
     threshold = least_effect(history, min_effect)
@@ -106,14 +107,15 @@ def judge(
 
 
 def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -> bool:
-    """Return whether the extra samples alone confirm a verdict.
+    """Return whether samples taken after a suspected change confirm the change on their own.
 
-    A suspicion selects builds whose first samples happened to be slow, so the first samples cannot confirm it.
+    A change is suspected because the first samples were unusual, possibly by chance. The same samples therefore cannot
+    confirm it.
 
     Args:
-        verdict: verdict on all samples.
-        first: samples that raised the suspicion; `first` and `extra` are all samples.
-        extra: samples taken after the suspicion.
+        verdict: verdict on all samples of the build.
+        first: samples from before the suspicion.
+        extra: samples taken after the suspicion. `first` and `extra` together are all samples of the build.
     """
     if verdict.state not in ("regressed", "improved") or verdict.interval is None or not len(extra):
         return False
@@ -123,10 +125,10 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
 
 
 def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFFECT) -> float:
-    """Return the smallest relative change that counts after these builds.
+    """Return the smallest relative change that counts as a change, given the samples of earlier builds.
 
-    The deviation is estimated from differences of neighbors, so an old change of the level does not raise the
-    threshold.
+    It is `min_effect`, or twice the typical deviation between builds if that is larger. The deviation is estimated from
+    differences of adjacent builds, so one old change does not raise it.
     """
     medians = np.array([median(build) for build in history])
     if len(medians) < 2 or not (medians > 0).all():
@@ -136,10 +138,13 @@ def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFF
 
 
 def median_ratio(base: Sequence[Sequence[float]], samples: Sequence[float]) -> Interval:
-    """Return the ratio of the median of `samples` to the median of `base`, with a bootstrap interval of fixed seed.
+    """Return the ratio of the median of `samples` to the median of `base`, with a bootstrap confidence interval.
+
+    The bootstrap uses a fixed seed, so the result is reproducible.
 
     Args:
-        base: non-empty samples of each compared build; the bootstrap resamples builds, then their samples.
+        base: samples of each earlier build, none empty. The bootstrap resamples the builds first, and then their
+            samples.
         samples: samples of the new build.
     """
     random = np.random.default_rng(_SEED)
@@ -164,7 +169,7 @@ def _resampled_medians(builds: list[np.ndarray], random: np.random.Generator) ->
 
 
 def _medians(rows: np.ndarray) -> np.ndarray:
-    """Return the median of each row. Sorting is faster than numpy's median for many short rows."""
+    """Return the median of each row. For many short rows, sorting is faster than `numpy.median`."""
     ordered = np.sort(rows, axis=1)
     last = rows.shape[1] - 1
     return (ordered[:, last // 2] + ordered[:, (last + 1) // 2]) / 2

@@ -1,1 +1,1 @@
-"""The HTTP API over a database that is only read."""
+"""The read-only HTTP API that returns benchmark results from the database."""

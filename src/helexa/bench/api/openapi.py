@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the API, generated from its queries."""
+"""Generates the OpenAPI 3.1 document of the benchmark API from the definitions of its queries."""
 
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ _REFUSALS = {
 
 @cache
 def document() -> bytes:
-    """Return the document as JSON."""
+    """Return the OpenAPI document as JSON."""
     adapters = {query.path: TypeAdapter(query.shape) for query in QUESTIONS} | {"export": TypeAdapter(RunRow)}
     shapes, definitions = TypeAdapter.json_schemas(
         [(path, "serialization", adapter) for path, adapter in adapters.items()],

@@ -1,4 +1,4 @@
-"""The queries of the API: path, parameters, answer type and function of each."""
+"""Definitions of all API queries: URL path, parameters, response type, and the function that reads the results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,15 +40,16 @@ RUN_FILTERS: Parameters = {
 
 @dataclass(frozen=True)
 class ApiQuery:
-    """One path below `/api/` and `/api/v1/`.
+    """A query of the API, available at `/api/<path>` and `/api/v1/<path>`.
 
     Attributes:
-        path: path of the query.
+        path: last part of the URL path.
         summary: description for users.
-        shape: type of the answer.
-        answer: computes the answer from the archive and the parameter values; may raise LookupError.
-        parameters: query parameters.
-        table: whether the answer is a list of rows, which can be returned as CSV.
+        shape: type of the response.
+        answer: function that returns the response from the database and the parameter values. It raises LookupError if
+            a named item does not exist.
+        parameters: query parameters by name.
+        table: True if the response is a list of rows, which can also be returned as CSV.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Strict parser of query parameters: unknown parameters are errors."""
+"""Parses and validates URL query parameters. Unknown parameters are errors."""
 
 import difflib
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One query parameter.
+    """Definition of one URL query parameter.
 
     Attributes:
         about: description for users.
         kind: type of the value.
-        default: value of a missing or empty parameter.
-        least: lower bound of an integer.
-        most: upper bound of an integer.
-        choices: allowed texts; empty allows any text.
-        required: whether the parameter is required.
+        default: value if the parameter is missing or empty.
+        least: smallest allowed integer.
+        most: largest allowed integer.
+        choices: allowed texts. If empty, every text is allowed.
+        required: True if a request without the parameter is rejected.
     """
 
     about: str
@@ -33,10 +33,14 @@ class Parameter:
     required: bool = False
 
     def read(self, name: str, text: str | None) -> Any:
-        """Return the value of the parameter.
+        """Parse the text of the parameter `name` and return its value.
+
+        Args:
+            name: name of the parameter, for error messages.
+            text: text from the URL, or None if the parameter is missing.
 
         Raises:
-            ApiError: 400; the value is invalid or missing.
+            ApiError: status 400, if `text` is invalid, or is missing although the parameter is required.
         """
         if not text:
             if self.required:
@@ -57,7 +61,7 @@ class Parameter:
         return text
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the parameter."""
+        """Return a JSON Schema that describes the parameter's value, for the OpenAPI document."""
         if self.kind == "integer":
             schema: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most}
         elif self.kind == "boolean":
@@ -74,10 +78,10 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 
 
 def read_query(arguments: Mapping[str, str], parameters: Parameters) -> dict[str, Any]:
-    """Return the values of all parameters.
+    """Return the values of all `parameters` from the arguments of a URL, including default values.
 
     Raises:
-        ApiError: 400; a parameter is unknown, missing or invalid.
+        ApiError: status 400, if an argument is unknown or invalid, or a required parameter is missing.
     """
     for name in arguments:
         if name not in parameters:

@@ -1,4 +1,4 @@
-"""The query executor: one thread reads the archive, so queries do not block the event loop."""
+"""Runs database queries in one thread, so that they do not block the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class QueryExecutor:
-    """Runs queries on the archive. The archive is opened at the first query and reopened if the file is replaced."""
+    """Runs queries on the result database in a separate thread.
+
+    The database is opened at the first query. It is reopened if the file is replaced by another.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,10 +31,10 @@ class QueryExecutor:
         self._waiting = 0
 
     async def ask(self, query: Callable[[Archive], T]) -> T:
-        """Return the result of a query.
+        """Run `query` on the database in the executor's thread and return its result.
 
         Raises:
-            ApiError: 503; the database does not exist yet, or too many queries wait.
+            ApiError: status 503, if the database cannot be opened or too many queries are already waiting.
         """
         if self._waiting >= _MOST_WAITING:
             raise ApiError(503, "overloaded", "too many questions at once", retry_after=1)
@@ -44,12 +47,12 @@ class QueryExecutor:
             self._waiting -= 1
 
     async def warm_up(self) -> None:
-        """Cache the data of the first page."""
+        """Run the query of the overview page, so that its results are cached before the first request."""
         with suppress(ApiError):
             await self.ask(summary)
 
     async def close(self) -> None:
-        """Close the database and end the thread."""
+        """Stop the thread, drop waiting queries, and close the database."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._archive is not None:
             self._archive.close()

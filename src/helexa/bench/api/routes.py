@@ -1,4 +1,4 @@
-"""The API over HTTP. Any client and web page may read it; errors are one line of plain text."""
+"""HTTP routes of the API. Every website may read it (CORS). Errors are returned as one line of plain text."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -26,7 +26,10 @@ _CSV = "text/csv; charset=utf-8; header=present"
 
 
 def routes() -> list[Route]:
-    """Return the routes of all queries below `/api/` and `/api/v1/`, of the export, and of the OpenAPI document."""
+    """Return the routes of all queries, of the export of all runs, and of the OpenAPI document.
+
+    Each query has a route below `/api/` and one below `/api/v1/`.
+    """
     handlers = [
         Route(f"{base}/{query.path}", partial(_query_response, query), methods=["GET"])
         for query in QUESTIONS
@@ -40,7 +43,7 @@ def routes() -> list[Route]:
 
 
 async def refuse_api_error(_request: Request, error: Exception) -> Response:
-    """Return an error as one line of text."""
+    """Return the response for `error` as one line of plain text. Errors other than `ApiError` get status 500."""
     status = error.status if isinstance(error, ApiError) else 500
     headers = error.headers() if isinstance(error, ApiError) else {}
     text = str(error) if isinstance(error, ApiError) else "internal error; see the server's log"
@@ -75,7 +78,7 @@ async def _export(request: Request) -> Response:
 async def _all_runs(
     executor: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
 ) -> AsyncIterator[bytes]:
-    """Yield the runs that match the filters, one page at a time."""
+    """Yield the body of the export: all runs that match the filters, read from the database 1000 at a time."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
         page = await executor.ask(partial(_page, query, offset))

@@ -1,4 +1,4 @@
-"""CSV output: one column per field, with nested values as JSON."""
+"""CSV output with one column per dataclass field. Nested values are written as JSON."""
 
 import csv
 import io
@@ -12,7 +12,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
-    """Return rows as CSV. Rows are dataclass instances of one type; `head` adds a header line."""
+    """Return `rows` as CSV.
+
+    Args:
+        rows: dataclass instances of the same type.
+        head: True to write a header line with the field names, if there are rows.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     if rows and head:
@@ -22,7 +27,7 @@ def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
 
 
 def columns(row: Any) -> list[str]:
-    """Return the field names of a row."""
+    """Return the field names of the dataclass instance `row`."""
     return [field.name for field in fields(row)]
 
 

@@ -1,4 +1,4 @@
-"""`helexa-bench compare A B`."""
+"""The subcommand `helexa-bench compare`."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""`helexa-bench export`."""
+"""The subcommand `helexa-bench export`."""
 
 from pathlib import Path
 

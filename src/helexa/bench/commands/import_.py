@@ -1,4 +1,4 @@
-"""`helexa-bench import`."""
+"""The subcommand `helexa-bench import`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`helexa-bench report`."""
+"""The subcommand `helexa-bench report`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

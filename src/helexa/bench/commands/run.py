@@ -1,4 +1,4 @@
-"""`helexa-bench run`, `once` and `swap-cost`: measure."""
+"""The subcommands that measure: `helexa-bench run`, `once` and `swap-cost`."""
 
 import asyncio
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`helexa-bench score`."""
+"""The subcommand `helexa-bench score`."""
 
 from pathlib import Path
 from typing import Annotated

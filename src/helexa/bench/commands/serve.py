@@ -1,4 +1,4 @@
-"""`helexa-bench serve`: serve results, with or without a measuring process."""
+"""The subcommand `helexa-bench serve`, which serves results without taking measurements."""
 
 from pathlib import Path
 from typing import Annotated, Literal

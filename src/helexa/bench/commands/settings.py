@@ -1,4 +1,4 @@
-"""Paths of the configuration file and the database for all subcommands."""
+"""Finds and reads the configuration file and the database path for all subcommands."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +14,18 @@ _PLACES = (Path("helexa-bench.toml"), Path("/etc/helexa-bench/helexa-bench.toml"
 
 
 def find_config(path: Path | None) -> Path | None:
-    """Return `path`, else the first existing file of ./helexa-bench.toml and the system's file, else None."""
+    """Return the path of the configuration file, or None if there is no file.
+
+    It is `path` if given. Otherwise it is the first existing file of `./helexa-bench.toml` and the system-wide file.
+    """
     return path or next((place for place in _PLACES if place.exists()), None)
 
 
 def read_config(path: Path | None) -> "BenchConfig":
-    """Return the configuration at `path`, at a default path, or the default configuration.
+    """Return the configuration from the file that `find_config` selects, or the default configuration without a file.
 
     Raises:
-        ConfigError: the configuration is invalid; the message is one line.
+        ConfigError: the configuration is invalid. The message is one line.
     """
     from helexa.bench.config import load
 
@@ -30,7 +33,11 @@ def read_config(path: Path | None) -> "BenchConfig":
 
 
 def database(db: Path | None, config: Path | None) -> Path:
-    """Return `db`, else the configured database.
+    """Return the path of the database: `db` if given, else the path from the configuration file.
+
+    Args:
+        db: path from the command line, or None.
+        config: path of the configuration file, or None to use the default locations.
 
     Raises:
         ConfigError: the configuration is invalid.

@@ -1,1 +1,1 @@
-"""API formats: requests and parsers of streams."""
+"""API formats of servers: building of request bodies, and parsing of streamed responses."""

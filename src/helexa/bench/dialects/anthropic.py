@@ -1,4 +1,4 @@
-"""The API format of Anthropic messages."""
+"""Anthropic's API format for messages."""
 
 from typing import Any
 
@@ -15,17 +15,20 @@ _SUBSTITUTES: Substitutes = {"top_p": None, "temperature": None}
 
 
 class AnthropicMessages:
-    """Anthropic messages: `POST /v1/messages`."""
+    """Client side of Anthropic's messages API (`POST /v1/messages`)."""
 
     path = "/v1/messages"
     substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Return the headers of every request."""
+        """Return the headers that every request needs, with the API key `bearer` if it is not None."""
         return {"anthropic-version": _VERSION} | ({"x-api-key": bearer} if bearer else {})
 
     def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
-        """Return the request body. The API format has no field for answers of a fixed length."""
+        """Return the request body for `prompt`.
+
+        `ignore_eos` is unused, because this API has no parameter to continue decoding after the end-of-sequence token.
+        """
         system = "\n\n".join(turn.text for turn in prompt.turns if turn.role == "system")
         body: dict[str, Any] = {
             "model": prompt.model,
@@ -46,7 +49,7 @@ class AnthropicMessages:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add a stream event to the answer; see `Dialect.take`."""
+        """Add the content of a stream event to `answer`, as specified by `Dialect.take`."""
         try:
             payload = orjson.loads(event.data)
         except ValueError:
@@ -91,7 +94,10 @@ def _take_delta(index: int, delta: dict[str, Any], answer: Answer) -> DeltaKind 
 
 
 def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
-    """Read token counts, which arrive at the start and at the end; a count of 0 output tokens is ignored."""
+    """Read token counts and server timings from the `usage` of a stream event into `answer`.
+
+    The first and the last event of a stream have a `usage`. An output token count of 0 is ignored.
+    """
     fresh = number(usage.get("input_tokens"))
     if fresh is not None:
         read = number(usage.get("cache_read_input_tokens")) or 0

@@ -1,4 +1,4 @@
-"""The protocol of API formats."""
+"""The interface of API formats, and the state of a partly received response."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from helexa.core.sse import ServerSentEvent
 
 
 class StreamFault(Exception):
-    """The stream contains an error or invalid data."""
+    """The streamed response contains an error or invalid data, or ended early."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The answer as received so far.
+    """A streamed response, as far as it has been received.
 
     Attributes:
-        text: parts of the text.
-        reasoning: parts of the reasoning.
-        calls: tool calls by index.
-        finish_reason: finish reason, or None before the end.
-        ended: whether the stream has ended the answer.
-        counted: completion tokens so far, if the server reports them with each chunk.
-        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: token counts, or None if not reported.
-        prefill_s, decode_s, queue_s: durations in seconds, or None if not reported.
+        text: texts of the received chunks.
+        reasoning: reasoning texts of the received chunks.
+        calls: tool calls by their index in the response.
+        finish_reason: finish reason, or None if it has not been received.
+        ended: True if the stream's last event has been received.
+        counted: completion tokens up to the last chunk, or None if the server did not report them with that chunk.
+        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: token counts reported by the server, or None.
+        prefill_s, decode_s, queue_s: durations in seconds reported by the server, or None.
     """
 
     text: list[str] = field(default_factory=list[str])
@@ -43,48 +43,60 @@ class Answer:
     queue_s: float | None = None
 
     def add_call(self, index: int, name: str, arguments: str) -> bool:
-        """Add a part of a call; return whether the part is not empty."""
+        """Append to the name and the arguments of the tool call with this index.
+
+        Returns:
+            True if `name` or `arguments` is not empty.
+        """
         known = self.calls.get(index, ToolCall("", ""))
         self.calls[index] = ToolCall(known.name + name, known.arguments + arguments)
         return bool(name or arguments)
 
 
 class Dialect(Protocol):
-    """One API format.
+    """Interface of an API format: builds request bodies and parses streamed responses.
 
     Attributes:
-        path: path of requests.
-        substitutes: parameters that some models reject, with the name of the replacement, or None to omit the
-            parameter.
+        path: URL path of requests.
+        substitutes: optional parameters that some models reject. The value is the name of a replacement parameter, or
+            None if the parameter is omitted instead.
     """
 
     path: str
     substitutes: Mapping[str, str | None]
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Return the headers of every request."""
+        """Return the headers that every request needs, with the API key `bearer` if it is not None."""
         ...
 
     def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
-        """Return the request body; `ignore_eos` is whether the server supports this field."""
+        """Return the request body for `prompt`.
+
+        Args:
+            prompt: the request.
+            ignore_eos: True if the server supports the parameter `ignore_eos`.
+        """
         ...
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add a stream event to the answer; return the kind of its content, or None without content.
+        """Parse an event of the stream and add its content to `answer`.
+
+        Returns:
+            The kind of the event's content, or None if it has no content.
 
         Raises:
-            StreamFault: the event reports a failure or is invalid.
+            StreamFault: the event reports an error or is invalid.
         """
         ...
 
 
 def number(value: object) -> int | None:
-    """Return `value` if it is a valid count, else None."""
+    """Return `value` if it is a non-negative integer below 2^53, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def seconds(milliseconds: object) -> float | None:
-    """Return milliseconds as seconds, or None for an invalid value."""
+    """Convert milliseconds to seconds. Return None if `milliseconds` is not a valid duration."""
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 <= milliseconds < 1e12:
         return None
     return milliseconds / 1000
@@ -96,10 +108,10 @@ def text(value: object) -> str:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return `value` if it is an object, else an empty object."""
+    """Return `value` if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def fault_text(error: object) -> str:
-    """Return the message of an error in a stream."""
+    """Return the message of an error object from a stream, at most 500 characters."""
     return (text(error) or text(mapping(error).get("message")) or "the stream carries an error")[:500]

@@ -1,4 +1,4 @@
-"""The API format of OpenAI chat completions, with extensions of llama.cpp, vLLM and helexa."""
+"""OpenAI's API format for chat completions, with timings and counts that llama.cpp, vLLM and helexa add."""
 
 from typing import Any
 
@@ -20,17 +20,22 @@ _SUBSTITUTES: Substitutes = {
 
 
 class OpenAIChat:
-    """OpenAI chat completions: `POST /v1/chat/completions`."""
+    """Client side of OpenAI's chat completions API (`POST /v1/chat/completions`)."""
 
     path = "/v1/chat/completions"
     substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Return the headers of every request."""
+        """Return the headers that every request needs, with the API key `bearer` if it is not None."""
         return {"authorization": f"Bearer {bearer}"} if bearer else {}
 
     def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
-        """Return the request body."""
+        """Return the request body for `prompt`.
+
+        Args:
+            prompt: the request.
+            ignore_eos: True if the server supports the parameter `ignore_eos`.
+        """
         body: dict[str, Any] = {
             "model": prompt.model,
             "messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns],
@@ -59,7 +64,7 @@ class OpenAIChat:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add a stream event to the answer; see `Dialect.take`."""
+        """Add the content of a stream event to `answer`, as specified by `Dialect.take`."""
         if event.data.strip() == "[DONE]":
             answer.ended = True
             return None
@@ -115,7 +120,7 @@ def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
 
 
 def _take_timings(timings: dict[str, Any], answer: Answer) -> None:
-    """Read the timings that llama.cpp reports."""
+    """Read the durations and the number of cached tokens that llama.cpp reports as `timings` into `answer`."""
     if not timings:
         return
     answer.prefill_s = seconds(timings.get("prompt_ms"))

@@ -1,7 +1,7 @@
-"""Optional parameters that a model does not accept, learned from error responses.
+"""Learns from error responses which optional parameters a model rejects, so that they are not sent again.
 
 OpenAI's reasoning models reject `max_tokens`, `temperature` and `top_p`. Some of Anthropic's models reject
-`temperature`, or `temperature` together with `top_p`. The error response decides, as a list of models would soon be
+`temperature`, or `temperature` together with `top_p`. There is no built-in list of models, because it would soon be
 outdated.
 """
 
@@ -22,23 +22,33 @@ _REJECTION = re.compile(
 )
 
 Substitutes = Mapping[str, str | None]
-"""Optional parameters of an API format; the name that takes the value of a rejected one, or None to omit it."""
+"""Optional parameters of an API format. The value is the parameter's replacement, or None to omit the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedParameters:
-    """Rejected parameters by model; the clients of one target share them."""
+    """The parameters that each model of a server has rejected. All clients of the server share this object."""
 
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
-        """Return `body` without the parameters that its model rejects."""
+        """Return `body` with the rejected parameters of its model renamed or removed, as `substitutes` specifies."""
         names = self.names.get(body["model"], set())
         named = {substitutes[name] if name in names else name: value for name, value in body.items()}
         return {name: value for name, value in named.items() if name is not None}
 
     def learn(self, body: dict[str, Any], status: int, response: bytes, substitutes: Substitutes) -> str | None:
-        """Return the parameter of `body` that an error response rejects, and keep it; None for any other error."""
+        """Find the parameter that an error response rejects, and remember it for the model of the request.
+
+        Args:
+            body: body of the rejected request.
+            status: HTTP status of the response.
+            response: body of the response.
+            substitutes: optional parameters of the API format and their replacements.
+
+        Returns:
+            The rejected parameter, or None if the error has another cause.
+        """
         name = _rejected(body, status, response, substitutes)
         if name is not None:
             self.names.setdefault(body["model"], set()).add(name)

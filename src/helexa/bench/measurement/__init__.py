@@ -1,1 +1,1 @@
-"""Measurement: requests, load shapes, records, metrics. No I/O."""
+"""Load generation and metrics: prompts, arrival times, request records, and their evaluation. Does no I/O."""

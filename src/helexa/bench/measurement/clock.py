@@ -1,4 +1,4 @@
-"""Clocks of the benchmark. The monotonic clock measures; calendar time only dates samples."""
+"""Clocks of the benchmark. Durations come from a monotonic clock. Calendar time is only stored with samples."""
 
 import asyncio
 import time
@@ -7,33 +7,33 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A clock that coroutines can wait for."""
+    """A source of the current time. Tests can replace it."""
 
     def now(self) -> float:
-        """Return monotonic seconds since an arbitrary moment."""
+        """Return the time in seconds on a monotonic clock with an arbitrary origin."""
         ...
 
     def calendar_ms(self) -> int:
-        """Return UTC epoch milliseconds."""
+        """Return the calendar time in UTC epoch milliseconds."""
         ...
 
     async def sleep_until(self, moment: float) -> None:
-        """Return when `now()` has reached `moment`, immediately for a past moment."""
+        """Wait until `now()` has reached `moment`. Return immediately if `moment` is in the past."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """The clocks of this machine."""
+    """The clocks of the operating system."""
 
     def now(self) -> float:
-        """Return monotonic seconds since an arbitrary moment."""
+        """Return the time in seconds on a monotonic clock with an arbitrary origin."""
         return time.perf_counter()
 
     def calendar_ms(self) -> int:
-        """Return UTC epoch milliseconds."""
+        """Return the calendar time in UTC epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     async def sleep_until(self, moment: float) -> None:
-        """Return when `now()` has reached `moment`, within the accuracy of the event loop."""
+        """Wait until `now()` has reached `moment`, within the accuracy of the event loop."""
         await asyncio.sleep(max(moment - self.now(), 0))

@@ -1,4 +1,4 @@
-"""Load shapes: the times at which requests are sent, independent of their content."""
+"""Load generators: closed loop (fixed concurrency) and open loop (fixed arrival times)."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from helexa.bench.measurement.clock import Clock
 from helexa.bench.measurement.request_record import RequestRecord
 
 Ask = Callable[[float | None], Awaitable[RequestRecord]]
-"""Send one request; the argument is its scheduled time or None."""
+"""Function that sends one request. Its argument is the time at which the request is scheduled, or None."""
 
 Arrivals = Literal["poisson", "constant"]
 
@@ -28,12 +28,12 @@ _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """The result of an open loop.
+    """The result of sending requests at fixed arrival times.
 
     Attributes:
-        records: records in the order of their schedule.
-        saturated: whether the target fell behind: the number of requests in flight kept growing (the loop stops early),
-            the waiting times kept growing, or too many requests were rejected.
+        records: records of the requests, in the order of their scheduled times.
+        saturated: True if the server could not keep up. Then requests in flight or waiting times kept growing, or too
+            many requests were rejected.
     """
 
     records: list[RequestRecord]
@@ -41,10 +41,16 @@ class OpenLoop:
 
 
 async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: Clock) -> list[RequestRecord]:
-    """Keep `concurrency` requests in flight; each user sends the next request after its answer.
+    """Keep `concurrency` requests in flight for `duration_secs`. Return their records, ordered by send time.
 
-    Each user sends at least one request. No request starts after `duration_secs`, but answers are awaited. Return the
-    records in the order in which they were sent.
+    Each simulated user waits for the response before it sends its next request, and sends at least one request. After
+    `duration_secs`, no new requests are sent, and the responses in progress are awaited.
+
+    Args:
+        ask: sends one request.
+        concurrency: number of simulated users.
+        duration_secs: seconds in which requests are sent.
+        clock: source of the current time.
     """
     end = clock.now() + duration_secs
     records: list[RequestRecord] = []
@@ -65,7 +71,14 @@ async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: C
 
 
 def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Yield the ascending arrival times of requests in seconds from the start, all before `duration_secs`."""
+    """Yield the ascending send times of requests, in seconds after the start and less than `duration_secs`.
+
+    Args:
+        rate_rps: average rate in requests per second.
+        duration_secs: end of the last interval, in seconds.
+        arrivals: `poisson` for random intervals, `constant` for equal intervals.
+        seed: random seed of the intervals.
+    """
     source = random.Random(seed)
     at = 0.0
     while at < duration_secs:
@@ -74,9 +87,14 @@ def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, see
 
 
 async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoop:
-    """Send each request at its time, independent of earlier answers, and wait for all answers.
+    """Send each request at its scheduled time, independent of earlier responses. Wait for all responses.
 
-    The loop stops early if the target is saturated: the number of requests in flight keeps growing.
+    Sending stops early if the number of requests in flight keeps growing, because the server is then saturated.
+
+    Args:
+        ask: sends one request.
+        offsets: scheduled times in seconds after the start, ascending.
+        clock: source of the current time.
     """
     start = clock.now()
     in_flight: set[asyncio.Task[RequestRecord]] = set()
@@ -104,7 +122,11 @@ async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
 
 
 def fell_behind(records: Sequence[RequestRecord]) -> bool:
-    """Return whether the target rejected too many requests, or waiting times kept growing."""
+    """Return whether the server could not keep up with an open loop.
+
+    This is the case if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting times kept
+    growing.
+    """
     shed = sum(record.status in ("rejected", "timeout", "incomplete") for record in records)
     if shed > _SHED_SHARE * len(records):
         return True
@@ -119,8 +141,8 @@ def fell_behind(records: Sequence[RequestRecord]) -> bool:
 def is_growing(backlog: Sequence[int]) -> bool:
     """Return whether the number of requests in flight keeps growing.
 
-    The growth must be significant in each third of the series. In the last third, at least one of five arrivals must
-    stay in flight. A server that only paused for a while is not saturated.
+    The number must grow significantly in each third of the series. In the last third, it must grow by more than 0.2 per
+    arrival. A server that only paused for a moment therefore does not count as saturated.
 
     Args:
         backlog: number of requests in flight at each arrival.
@@ -137,7 +159,7 @@ def _slope_is_sure(series: Sequence[float]) -> bool:
 
 
 def _slope(series: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the least-squares line through a series, and its standard error."""
+    """Return the slope of the least-squares line through `series`, and the standard error of the slope."""
     y = np.asarray(series, dtype=np.float64)
     x = np.arange(y.size) - (y.size - 1) / 2
     spread = float(x @ x)

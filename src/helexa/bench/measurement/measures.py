@@ -1,4 +1,4 @@
-"""Computes the measures of requests from recorded times, as defined in `metrics`. No I/O."""
+"""Computes the metrics of requests and samples from recorded times. Module `metrics` defines the metrics."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,21 @@ import numpy as np
 from helexa.bench.measurement.request_record import RequestRecord
 
 P99_MIN_SAMPLES = 100
-"""Smallest number of values for a 99th percentile; with fewer values it would be the maximum."""
+"""Smallest number of values for a 99th percentile. With fewer values, it would equal the maximum."""
 
 MIN_DECODE_WINDOW_S = 0.2
-"""Shortest decode time of a decode rate; shorter times depend on how the server groups tokens into chunks."""
+"""Shortest decode time from which a decode rate is computed, in seconds.
+
+The rate of a shorter decode would depend mainly on how the server groups tokens into chunks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Summary of values. Percentiles are linear between ranks (numpy's default); `p99` needs 100 values."""
+    """Summary statistics of values.
+
+    Percentiles are interpolated linearly. `p99` is None if there are fewer than 100 values.
+    """
 
     n: int
     mean: float
@@ -31,7 +37,10 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service level objectives. A good request meets all objectives that are set, timed from its schedule."""
+    """Service level objectives (SLO): upper limits for latencies in seconds. None disables a limit.
+
+    A request counts as good if it meets all limits. Its times are measured from its scheduled time.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -40,11 +49,12 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """The measures of one request; None if a measure is undefined.
+    """The metrics of one request. A metric is None if the request does not define it.
 
     Attributes:
-        estimated: whether tokens were counted by chunks instead of reported.
-        prefill_estimated: whether `prefill_tps` uses the client's clock.
+        estimated: True if the server did not report the number of tokens, and chunks were counted instead.
+        prefill_estimated: True if `prefill_tps` is based on the time to first token at the client, because the server
+            did not report its prefill time.
     """
 
     ttft_s: float | None
@@ -67,15 +77,15 @@ class RequestMeasures:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasures:
-    """The measures of one sample.
+    """The metrics of one sample, which consists of one or more requests.
 
     Attributes:
         requests: number of sent requests.
-        completed, rejected, timed_out, failed, incomplete: number of requests by status.
-        distributions: distribution by metric, over completely answered requests.
-        totals: value by metric of the whole sample: `output_tps`, `goodput_rps`, `goodput_share`.
-        estimated: whether some tokens were counted by chunks.
-        prefill_estimated: whether some prefill rates use the client's clock.
+        completed, rejected, timed_out, failed, incomplete: number of requests with each status.
+        distributions: summary statistics of each metric over the complete responses.
+        totals: metrics of the whole sample: `output_tps`, `goodput_rps` and `goodput_share`.
+        estimated: True if the tokens of some requests were estimated from the number of chunks.
+        prefill_estimated: True if some prefill rates are based on the time to first token at the client.
     """
 
     requests: int
@@ -91,7 +101,7 @@ class RunMeasures:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """Return the summary of values, or None without values."""
+    """Return summary statistics of `values`, or None if there are no values."""
     sample = np.asarray(list(values), dtype=np.float64)
     if not sample.size:
         return None
@@ -109,7 +119,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def measure(record: RequestRecord) -> RequestMeasures:
-    """Return the measures of one request with any status."""
+    """Return the metrics of a request. Requests that failed or were canceled also have metrics."""
     deltas, t0 = record.deltas, record.sent
     first = deltas[0].at if deltas else None
     last = deltas[-1].at if deltas else None
@@ -142,7 +152,14 @@ def measure(record: RequestRecord) -> RequestMeasures:
 
 
 def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None = None) -> RunMeasures:
-    """Return the measures of a sample's requests; latencies are from completely answered requests."""
+    """Return the metrics of a sample from the records of its requests.
+
+    Latencies include only complete responses.
+
+    Args:
+        records: the requests of the sample.
+        objectives: latency limits for goodput, or None if goodput is not computed.
+    """
     measured = [(record, measure(record)) for record in records]
     done = [measures for record, measures in measured if record.status == "ok"]
     count = {status: sum(record.status == status for record in records) for status in _STATUSES}
@@ -193,13 +210,16 @@ def _since(start: float, moment: float | None) -> float | None:
 
 
 def _hidden_tokens(record: RequestRecord) -> int:
-    """Return the number of reasoning tokens that the server counts but does not stream."""
+    """Return the number of reasoning tokens that the server counts but does not send to the client."""
     shown = any(delta.kind == "reasoning" for delta in record.deltas)
     return 0 if shown else record.reasoning_tokens or 0
 
 
 def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:
-    """Return prefill tokens per second, and whether the time is from the client's clock."""
+    """Return the prefill rate in tokens per second, and whether it is estimated.
+
+    It is estimated from `ttft` if the server does not report its prefill time. Cached tokens do not count.
+    """
     if record.prompt_tokens is None:
         return None, False
     computed = record.prompt_tokens - (record.cached_tokens or 0)
@@ -218,9 +238,9 @@ def _queue(record: RequestRecord, ttft: float | None) -> float | None:
 
 
 def _token_gaps(record: RequestRecord) -> list[float]:
-    """Return the times between tokens, if the server counts tokens with each chunk.
+    """Return the time before each token, or an empty list if the server does not report a token count with each chunk.
 
-    The tokens of a chunk share its gap evenly.
+    If a chunk has several tokens, the time since the previous chunk is divided evenly among them.
     """
     gaps: list[float] = []
     for previous, current in pairwise(record.deltas):
@@ -233,9 +253,10 @@ def _token_gaps(record: RequestRecord) -> list[float]:
 
 
 def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
-    """Return whether a request meets the objectives.
+    """Return whether a request meets the latency limits.
 
-    A request without a first or last token fails the limits of ttft and e2e. An answer of one token has no tpot.
+    A request without any token fails the limits of TTFT and total time. A response of one token has no time per output
+    token, so it meets that limit.
     """
     waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
     in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)

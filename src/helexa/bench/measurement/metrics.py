@@ -1,8 +1,9 @@
-"""The metrics: name, unit and definition of every measure.
+"""Names, units and definitions of all metrics.
 
-Times are seconds on the client's monotonic clock. t0 is just before the bytes of a request are sent. Chunks c1 to ck
-contain non-empty text, reasoning or tool calls. n is the number of completion tokens. m is the number of streamed
-tokens: n without reasoning that the server counts but does not stream.
+The definitions use the following terms. Times are seconds on the client's monotonic clock. t0 is the time just before a
+request is sent. c1 to ck are the chunks with text, reasoning or tool calls, and t(c1) is the arrival time of c1. n is
+the number of completion tokens. m is the number of tokens that the client receives: n without reasoning tokens that the
+server does not send.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric.
+    """Definition of a metric.
 
     Attributes:
-        name: column of `run`.
+        name: name, which is also the column of the database table `run`.
         title: display name.
-        unit: `s`, `tok/s`, `1/s`, `tokens`, or empty for a share.
-        better: direction of an improvement.
-        definition: one sentence for the methods page, the API and the docs.
+        unit: `s`, `tok/s`, `1/s`, `tokens`, or empty for a share from 0 to 1.
+        better: whether lower or higher values are better.
+        definition: one sentence for the web page "Method", the API and the documentation.
     """
 
     name: str

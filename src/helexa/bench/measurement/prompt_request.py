@@ -1,4 +1,4 @@
-"""Requests to models, independent of the API format."""
+"""Requests to models, independent of the API format of the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One text message of a conversation."""
+    """A text message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -15,7 +15,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON Schema."""
+    """A function that the model may call. `parameters` is a JSON Schema of its arguments."""
 
     name: str
     description: str
@@ -24,17 +24,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A request for one streamed answer.
+    """A request for one streamed response.
 
     Attributes:
         model: name of the model.
         turns: messages of the conversation.
-        max_tokens: maximum tokens of the answer.
-        fixed_length: whether only the speed matters. The server then decodes until `max_tokens` if it supports
-            `ignore_eos`, at temperature 1. Greedy answers often end in a loop, in which speculative decoding is several
-            times as fast. All other requests use temperature 0.
+        max_tokens: maximum number of tokens of the response.
+        fixed_length: True if the request measures speed and its text does not matter. If the server supports
+            `ignore_eos`, it decodes exactly `max_tokens` tokens. Temperature is 1, because greedy responses often
+            repeat themselves, and speculative decoding of repetitions is several times as fast as usual. If False,
+            temperature is 0.
         tools: functions that the model may call.
-        schema: JSON Schema of the answer, or None.
+        schema: JSON Schema of the response, or None.
     """
 
     model: str
@@ -46,5 +47,5 @@ class PromptRequest:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """The sampling parameters, which are the same in all API formats."""
+        """The sampling parameters. Their names are the same in all API formats."""
         return {"temperature": 1, "top_p": 1} if self.fixed_length else {"temperature": 0}

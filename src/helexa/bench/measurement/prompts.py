@@ -1,4 +1,4 @@
-"""Prompts that are not in any cache, reproducible by seed."""
+"""Generates random prompts. A prompt hits a prefix cache only if the benchmark intends a cache hit."""
 
 import random
 
@@ -111,12 +111,12 @@ _TASK_TOKENS = 14
 
 
 class Prompts:
-    """A generator of prompts without repetition.
+    """Generates prompts of random words. Each prompt begins with a unique word, so it cannot hit a prefix cache.
 
     Args:
-        seed: determines all words except the first word, so that builds receive similar prompts.
-        salt: determines the first word, so that no two samples send the same prompt, even if the database was lost and
-            the server kept running.
+        seed: determines all words except the unique words. All builds therefore receive similar prompts.
+        salt: determines the unique words. A random salt per sample prevents cache hits even if the server still caches
+            prompts of a lost database.
     """
 
     def __init__(self, seed: int, salt: str) -> None:
@@ -124,19 +124,19 @@ class Prompts:
         self._nonces = random.Random(f"{seed}:{salt}")
 
     def cold(self, tokens: int) -> list[Turn]:
-        """Return a prompt of about `tokens` tokens that differs from all others in its first word."""
+        """Return a prompt of about `tokens` tokens that shares no prefix with other prompts."""
         return [Turn("user", f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}{_TASK}")]
 
     def warm(self, prefix: str, tokens: int = 0) -> list[Turn]:
-        """Return a prompt that begins with the cached `prefix` and continues with about `tokens` new tokens."""
+        """Return a prompt that begins with `prefix` and continues with about `tokens` new tokens."""
         return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
 
     def prefix(self, tokens: int) -> str:
-        """Return a beginning that warm prompts share; it is unique to this generator."""
+        """Return a text of about `tokens` tokens as the common prefix of several prompts. It is unique."""
         return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
 
     def words(self, count: int) -> str:
-        """Return `count` words, at least one."""
+        """Return a text of `count` random words, at least one."""
         return " ".join(self._random.choices(_WORDS, k=max(count, 1)))
 
     def _nonce(self) -> str:
@@ -144,5 +144,5 @@ class Prompts:
 
 
 def sample_seed(seed: int, *names: object) -> int:
-    """Return the random seed of one sample, derived from `names`."""
+    """Return the random seed of a sample, derived from `seed` and from `names`, which identify the sample."""
     return random.Random("\x00".join(map(str, (seed, *names)))).getrandbits(53)

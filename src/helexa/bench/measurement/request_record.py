@@ -1,4 +1,4 @@
-"""The client's record of one request: times on a monotonic clock, and values reported by the server."""
+"""The record of one request: times measured by the client, and values reported by the server."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,28 +6,33 @@ from typing import Literal
 Status = Literal["ok", "rejected", "timeout", "error", "incomplete", "cancelled"]
 """Result of a request.
 
-* `ok`: complete answer
-* `rejected`: the server answered with 429, 503 or 529
-* `timeout`: over the allowed time
-* `error`: any other error response, or the server was not reached
-* `incomplete`: the answer broke off
-* `cancelled`: canceled on purpose by the benchmark
+* `ok`: the response is complete.
+* `rejected`: the server was overloaded and returned status 429, 503 or 529.
+* `timeout`: the request exceeded its time limit.
+* `error`: the server returned another error status, or could not be reached.
+* `incomplete`: the response began but did not end properly.
+* `cancelled`: the benchmark canceled the request on purpose.
 """
 
 Role = Literal["load", "probe", "turn"]
-"""Purpose of a request: measured load, a small probe during the load, or a turn of a conversation."""
+"""Purpose of a request within the benchmark load.
+
+* `load`: the request generates load.
+* `probe`: the request measures latency while other requests generate load.
+* `turn`: the request continues a conversation.
+"""
 
 DeltaKind = Literal["text", "reasoning", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk with non-empty text, reasoning or a part of a tool call.
+    """A received chunk with text, reasoning or part of a tool call.
 
     Attributes:
-        at: arrival time in seconds of the client's clock.
-        kind: kind of content.
-        tokens: completion tokens so far, if the server reports them with each chunk, else None.
+        at: arrival time on the client's clock, in seconds.
+        kind: kind of the content.
+        tokens: completion tokens so far, or None if the server does not report them with each chunk.
     """
 
     at: float
@@ -37,7 +42,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call by the model; `arguments` is unparsed text."""
+    """A tool call of the model. `arguments` is the JSON text as received."""
 
     name: str
     arguments: str
@@ -45,15 +50,15 @@ class ToolCall:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request and its answer.
+    """The times and the response of one request. Times are seconds on the client's monotonic clock.
 
     Attributes:
-        scheduled: scheduled time, or the send time without a schedule.
-        sent: time just before the bytes were sent.
-        ended: time of the end of the answer, or of its failure.
-        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: reported by the server, or None.
-        prefill_s, decode_s, queue_s: reported by the server, or None.
-        text, reasoning, tool_calls: the answer.
+        scheduled: time at which the request should be sent. Equal to `sent` if the request has no schedule.
+        sent: time just before the request was sent.
+        ended: time at which the response ended or failed.
+        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: counts reported by the server, or None.
+        prefill_s, decode_s, queue_s: durations in seconds reported by the server, or None.
+        text, reasoning, tool_calls: content of the response.
     """
 
     scheduled: float

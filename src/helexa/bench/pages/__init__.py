@@ -1,1 +1,1 @@
-"""The web pages: tables of all results, and charts."""
+"""The HTML pages: tables and charts of all results."""

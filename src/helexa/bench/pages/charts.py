@@ -1,4 +1,4 @@
-"""Chart data for `static/bench.js`: axes, lines, bands and marks."""
+"""Computes the data of charts, which the script `static/bench.js` draws in the browser."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,13 @@ _TICK_SHARE = 0.07  # minimum distance of tick labels as a share of the axis
 
 
 def trend(series: Series, by: str, baseline: float | None) -> Chart:
-    """Return a chart of a metric by build or time: median, spread, level, changes."""
+    """Return a chart of a metric over builds, with median, 10th to 90th percentile, fitted level and change points.
+
+    Args:
+        series: values of the metric for each build.
+        by: `time` for a time axis, otherwise one position per build.
+        baseline: value to draw as a horizontal line, or None.
+    """
     scale, unit = _unit(series.metric, [point.p50 for point in series.points])
     points = series.points
     places = [point.at_ms / _MS for point in points] if by == "time" else list(range(len(points)))
@@ -66,7 +72,7 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
-    """Return marks at new minor versions, or none if there are too many."""
+    """Return a vertical mark for each new minor version. Return no marks if there would be more than 40."""
     charts: list[Chart] = []
     previous = None
     for place, point in zip(places, series.points, strict=True):
@@ -78,7 +84,12 @@ def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
-    """Return a chart of columns of `CapacityPoint` over the load; each column is paired with the metric of its unit."""
+    """Return a chart of columns of `CapacityPoint` over the load (concurrency or request rate).
+
+    Args:
+        capacity: measurements at each load.
+        columns: pairs of a field name of `CapacityPoint` and the metric from which the unit and the title are taken.
+    """
     values = {name: [getattr(point, name) for point in capacity.points] for name, _ in columns}
     scale, unit = _unit(columns[0][1], [value for name, _ in columns for value in values[name] if value is not None])
     lines = [
@@ -103,7 +114,7 @@ def _title(column: str, metric: str) -> str:
 
 
 def pareto(capacities: Sequence[Capacity]) -> Chart:
-    """Return a chart of total throughput over the rate per user, one point per load."""
+    """Return a chart of the server's total throughput over the decode rate of one user, with one point per load."""
     points = sorted(
         (point.decode_tps, point.output_tps, place, point.load)
         for place, capacity in enumerate(capacities)
@@ -124,7 +135,12 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
 
 
 def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
-    """Return a chart of a rate over the context length, one line per ladder."""
+    """Return a chart of a rate over the context length, with one line for each kind (cold, warm, decode).
+
+    Args:
+        scalings: rates by context length.
+        column: `prefill_tps` or `decode_tps`.
+    """
     lengths = sorted({point.prompt_tokens for scaling in scalings for point in scaling.points if point.prompt_tokens})
     lines = []
     for colour, scaling in enumerate(scalings):
@@ -141,7 +157,7 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
 
 
 def _ticks(lengths: Sequence[float]) -> list[float]:
-    """Return lengths whose labels do not overlap on a logarithmic axis."""
+    """Return the context lengths to label on a logarithmic axis, so that the labels do not overlap."""
     positions: list[float] = []
     for length in lengths:
         if not positions or length >= positions[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
@@ -150,7 +166,7 @@ def _ticks(lengths: Sequence[float]) -> list[float]:
 
 
 def telemetry(detail: RunDetail) -> Chart | None:
-    """Return a chart of the accelerators' utilization during a run, or None for fewer than two readings."""
+    """Return a chart of GPU utilization during a sample, or None if there are fewer than two readings."""
     devices = sorted({reading.device for reading in detail.telemetry})
     moments = sorted({reading.at_s for reading in detail.telemetry})
     utilization = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
@@ -174,7 +190,10 @@ def _line(label: str, unit: str, values: Sequence[float | None], colour: int, st
 
 
 def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
-    """Return the factor and the unit of an axis: milliseconds for durations below a second, percent for shares."""
+    """Return the factor by which values are multiplied for a chart, and their unit after that.
+
+    Durations below one second are converted to milliseconds, shares to percent.
+    """
     unit = METRICS[metric].unit
     if unit == "s" and values and max(values) < 1:
         return _MS, "ms"

@@ -1,4 +1,4 @@
-"""Small SVG drawings inside tables, which need no script."""
+"""Computes small SVG drawings in tables. They need no script in the browser."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MOST_TICKS = 400
 
 
 def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
-    """Return the SVG path of a line and the position of its end, or None for fewer than three values."""
+    """Return the SVG path of a sparkline, and x and y of its last point. Return None for fewer than three values."""
     if len(values) < 3:
         return None
     width, height = SPARK
@@ -34,7 +34,11 @@ def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The interval of a ratio on a common scale, in pixels; `one` is the position of ratio 1."""
+    """Positions for drawing a ratio and its confidence interval, in pixels from the left.
+
+    `one` is the position of ratio 1. `low`, `high` and `ratio` are the positions of the interval's bounds and of the
+    ratio.
+    """
 
     one: float
     low: float
@@ -43,13 +47,16 @@ class Forest:
 
 
 def forest_scale(ratios: Sequence[Interval]) -> float:
-    """Return the largest factor, up or down, that the scale must fit, from 1.1 to 4."""
+    """Return the largest ratio that the drawings of `ratios` must show, from 1.1 to 4.
+
+    The smallest ratio is its inverse.
+    """
     factors = [max(one.high, 1 / one.low) for one in ratios if one.low > 0]
     return min(4.0, max([1.1, *factors]))
 
 
 def forest(ratio: Interval, scale: float) -> Forest:
-    """Return the positions of a ratio's interval."""
+    """Return the positions for drawing `ratio` on an axis from 1 / `scale` to `scale`."""
     width = FOREST[0]
 
     def place(value: float) -> float:
@@ -61,7 +68,11 @@ def forest(ratio: Interval, scale: float) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A request on a timeline: queue, prefill and decode, with a tick per chunk; x ranges from 0 to 1000."""
+    """One request in a timeline, drawn as consecutive segments for queue, prefill and decode.
+
+    The fields `start`, `queued`, `first` and `end` are x positions from 0 to 1000. `ticks` is the SVG path of a mark
+    for each received chunk.
+    """
 
     y: float
     start: float
@@ -75,12 +86,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The requests of a run over time.
+    """A drawing of the requests of a sample over time.
 
     Attributes:
-        bars: the drawn requests.
+        bars: the requests that are drawn.
         height: height in pixels.
-        marks: x and time in seconds of each mark.
+        marks: x position and time in seconds of each mark on the time axis.
         left_out: number of requests that are not drawn.
     """
 
@@ -91,7 +102,7 @@ class Timeline:
 
 
 def timeline(requests: Sequence[RequestRow]) -> Timeline | None:
-    """Return the timeline of the first requests of a run, or None without requests."""
+    """Return the timeline of the first 120 requests of a sample, or None if there are no requests."""
     if not requests:
         return None
     shown = requests[:MOST_BARS]

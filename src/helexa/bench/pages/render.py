@@ -1,4 +1,4 @@
-"""Templates and their environment."""
+"""Renders the HTML templates (Jinja)."""
 
 import hashlib
 import json
@@ -16,24 +16,31 @@ from helexa.bench.pages import drawings, words
 from helexa.core.version import __version__
 
 Link = Callable[..., str | None]
-"""Return the URL of a page by its name and query, or None if the page is unavailable."""
+"""Function that returns the URL of a page from its name and query parameters, or None if the page is unavailable."""
 Asset = Callable[[str], str]
 
 
 def query_string(query: Mapping[str, Any]) -> str:
-    """Return the query string of a URL, without empty values."""
+    """Return `query` as the query part of a URL, starting with `?`. Empty values are omitted."""
     arguments = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"?{urlencode(arguments, quote_via=quote)}" if arguments else ""
 
 
 def render(template: str, link: Link, asset: Asset, **context: Any) -> str:
-    """Return the HTML of a template."""
+    """Return the HTML of a template.
+
+    Args:
+        template: file name of the template.
+        link: returns the URL of a page.
+        asset: returns the URL of a static file.
+        context: further variables of the template.
+    """
     return environment().get_template(template).render(link=link, asset=asset, version=__version__, **context)
 
 
 @cache
 def environment() -> Environment:
-    """Return the template environment."""
+    """Return the Jinja environment with all filters and globals of the templates."""
     jinja = Environment(
         loader=PackageLoader("helexa.bench.pages"),
         autoescape=True,
@@ -49,12 +56,15 @@ def environment() -> Environment:
 
 @cache
 def fingerprint(name: str) -> str:
-    """Return a short hash of a static file, which changes its URL with its content."""
+    """Return a short hash of a static file's content.
+
+    As part of the file's URL, it prevents the use of outdated cached files.
+    """
     file = resources.files("helexa.bench.pages").joinpath("static").joinpath(name)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:10]
 
 
 def _data(value: object) -> Markup:
-    """Return JSON that can be embedded in an HTML element."""
+    """Return `value` as JSON that is safe to embed in an HTML element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))

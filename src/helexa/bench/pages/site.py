@@ -1,4 +1,4 @@
-"""The pages over HTTP."""
+"""HTTP routes of the HTML pages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,15 +25,16 @@ _METRIC = Parameter("", choices=HOT)
 
 @dataclass(frozen=True)
 class Page:
-    """One page.
+    """Definition of one HTML page.
 
     Attributes:
-        name: name of the page and of its template.
+        name: name of the page. The template is `<name>.html`.
         path: URL path.
         title: display name.
-        view: returns the variables of the template; may raise LookupError.
-        parameters: query parameters.
-        in_menu: whether every page links to this page.
+        view: function that returns the template variables from the database and the query parameters. It raises
+            LookupError if a named item does not exist.
+        parameters: definitions of the query parameters.
+        in_menu: True if the menu of every page links to this page.
     """
 
     name: str
@@ -95,7 +96,7 @@ PAGES = {
 
 
 def routes() -> list[Route]:
-    """Return a route for each page."""
+    """Return the routes of all pages."""
     return [Route(page.path, partial(_show, page), methods=["GET"]) for page in PAGES.values()]
 
 
@@ -108,18 +109,18 @@ def html(
     *,
     live: bool = True,
 ) -> str:
-    """Return the HTML of a page for a query.
+    """Return the HTML of a page.
 
     Args:
-        archive: the database.
+        archive: the result database.
         page: the page.
-        query: values of the query parameters.
-        link: returns URLs of pages.
-        asset: returns URLs of static files.
-        live: whether a server answers forms; if not, the page has links instead of forms.
+        query: values of the page's query parameters.
+        link: returns the URL of a page.
+        asset: returns the URL of a static file.
+        live: True if a server answers form submissions. If False (static export), the page has links instead of forms.
 
     Raises:
-        LookupError: the subject of the page does not exist.
+        LookupError: an item that the query names does not exist.
     """
     return render(
         f"{page.name}.html",
@@ -136,7 +137,7 @@ def html(
 
 
 def live_link(root: str) -> Link:
-    """Return a function for links to a server with the path prefix `root`."""
+    """Return a function that returns the URLs of pages on a server. `root` is the path prefix of all URLs."""
 
     def link(name: str, **query: Any) -> str:
         if name == "api":
@@ -148,7 +149,7 @@ def live_link(root: str) -> Link:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Return an error page."""
+    """Return an HTML error page for `error`. Errors other than `ApiError` get status 500."""
     known = isinstance(error, ApiError)
     status = error.status if known else 500
     root = request.app.state.root_path

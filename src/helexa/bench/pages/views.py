@@ -1,4 +1,4 @@
-"""The template variables of each page, from the archive and a query."""
+"""Computes the template variables of each page from the result database and the query parameters."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _MOST_ROWS = 120
 
 
 def overview(archive: Archive, query: Query) -> Context:
-    """Return the overview of the fleet: a card per target, and a matrix of models and scenarios."""
+    """Return the variables of the overview page: a card per target, and a table of models and scenarios."""
     rows = summary.summary(archive)
     raised = alerts.alerts(archive, state="confirmed")
     by_target: dict[str, list[summary.SummaryRow]] = {}
@@ -53,14 +53,14 @@ def overview(archive: Archive, query: Query) -> Context:
 
 
 def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
-    """Return the label of a target, with its name if other targets have the same label."""
+    """Return the label of a target. If another target has the same label, append the target's name."""
     if not target.label:
         return target.name
     return target.label if labels[target.label] == 1 else f"{target.label} ({target.name})"
 
 
 def trends(archive: Archive, query: Query) -> Context:
-    """Return one metric by build."""
+    """Return the variables of the trends page: one metric over all builds of a target, model and scenario."""
     cell = _first_cell(archive, query, ("target", "model", "scenario"))
     if cell is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
@@ -79,7 +79,7 @@ def trends(archive: Archive, query: Query) -> Context:
 
 
 def run_list(archive: Archive, query: Query) -> Context:
-    """Return one page of the runs that match the filters."""
+    """Return the variables of the runs page: up to 100 samples that match the filters, newest first."""
     offset = query["offset"]
     listed = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
@@ -91,7 +91,7 @@ def run_list(archive: Archive, query: Query) -> Context:
 
 
 def run(archive: Archive, query: Query) -> Context:
-    """Return one run and the timeline of its requests."""
+    """Return the variables of the page of one sample: metrics, a timeline of the requests, and GPU utilization."""
     detail = runs.run(archive, query["id"])
     return {
         "detail": detail,
@@ -104,7 +104,10 @@ def run(archive: Archive, query: Query) -> Context:
 
 
 def compare(archive: Archive, query: Query) -> Context:
-    """Return a comparison of two builds or targets."""
+    """Return the variables of the comparison page, which compares two builds or targets.
+
+    If the query names neither side, the two newest builds are compared.
+    """
     a, b = query["a"], query["b"]
     if not a and not b:
         a, b = _newest_sides(archive)
@@ -130,7 +133,10 @@ def compare(archive: Archive, query: Query) -> Context:
 
 
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
-    """Return the two newest builds of the target with the newest measurement."""
+    """Return the two newest builds of the most recently measured target, as `build@target`, older build first.
+
+    Return None for both if the target has only one build.
+    """
     cells = archive.answer("latest", archive.reader.latest_cells)
     if not cells:
         return None, None
@@ -147,7 +153,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 
 def loads(archive: Archive, query: Query) -> Context:
-    """Return latency and throughput by load."""
+    """Return the variables of the capacity page: latency and throughput over concurrency or request rate."""
     cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
     curves = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
@@ -166,7 +172,7 @@ def loads(archive: Archive, query: Query) -> Context:
 
 
 def context(archive: Archive, query: Query) -> Context:
-    """Return rates by context length."""
+    """Return the variables of the context page: prefill and decode rates over the context length."""
     cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
     scalings = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
     return {
@@ -177,7 +183,7 @@ def context(archive: Archive, query: Query) -> Context:
 
 
 def swap(archive: Archive, query: Query) -> Context:
-    """Return durations of loading models."""
+    """Return the variables of the swap page: durations of unloading and loading models."""
     swap_rows = swaps.swaps(archive, target=query["target"], model=query["model"])
     return {
         "chosen": query,
@@ -187,7 +193,7 @@ def swap(archive: Archive, query: Query) -> Context:
 
 
 def worth(archive: Archive, query: Query) -> Context:
-    """Return checks and artifacts with decode rates."""
+    """Return the variables of the quality page: scores of checks, and responses to probes, with decode rates."""
     where = {"target": query["target"], "model": query["model"]}
     return {
         "chosen": query,
@@ -197,20 +203,33 @@ def worth(archive: Archive, query: Query) -> Context:
 
 
 def alert_list(archive: Archive, query: Query) -> Context:
-    """Return the alerts."""
+    """Return the variables of the alerts page: alerts that match the filters, newest first."""
     alert_rows = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
     return {"chosen": query, "alerts": alert_rows}
 
 
 def method(_archive: Archive, _query: Query) -> Context:
-    """Return the definitions of the metrics and of verdicts."""
+    """Return the variables of the method page: definitions of metrics, and constants of build comparisons."""
     return {"metrics": METRICS.values(), "rule": verdict, "knee_factor": capacity.KNEE_FACTOR}
 
 
 def _first_cell(
     archive: Archive, query: Query, parts: tuple[str, ...], kinds: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
-    """Return the parts of the first cell that matches the query, else the parts of the first cell."""
+    """Return target, model or scenario to show on a page that shows one benchmark configuration.
+
+    The result is the first measured configuration that matches the query. If none matches, trailing `parts` of the
+    query are ignored until one does.
+
+    Args:
+        archive: the result database.
+        query: query parameters. None matches every value.
+        parts: keys of the result, among `target`, `model` and `scenario`.
+        kinds: kinds of scenarios to consider. If empty, all are considered.
+
+    Returns:
+        The value of each of `parts`, or None if nothing has been measured.
+    """
     cells = [
         {"target": row.target_name, "model": row.model_id, "scenario": row.scenario_id}
         for row in summary.summary(archive)

@@ -1,4 +1,4 @@
-"""Formatted numbers with three significant digits and units."""
+"""Formats numbers, durations and dates for display."""
 
 from datetime import UTC, datetime
 
@@ -6,11 +6,11 @@ from helexa.bench.measurement.metrics import METRICS
 
 NOTHING = "–"
 UNITS = {"1/s": "req/s"}
-"""Display names of units that are not self-explanatory."""
+"""Display names of units whose internal names are hard to understand."""
 
 
 def number(value: float | None) -> str:
-    """Return a number with three significant digits, or more for integers."""
+    """Return `value` with three significant digits. Integers and values from 100 up are shown without decimals."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -20,7 +20,7 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration with a suitable unit."""
+    """Return a duration in µs, ms, s or min, depending on its size. `value` is in seconds."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -34,7 +34,7 @@ def seconds(value: float | None) -> str:
 
 
 def measured(value: float | None, metric: str) -> str:
-    """Return the value of a metric with its unit."""
+    """Return the value of a metric with the metric's unit."""
     if value is None:
         return NOTHING
     unit = METRICS[metric].unit
@@ -44,27 +44,27 @@ def measured(value: float | None, metric: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage."""
+    """Return a share from 0 to 1 as a percentage."""
     return NOTHING if value is None else f"{value * 100:.1f} %".replace(".0 %", " %")
 
 
 def change(ratio: float | None) -> str:
-    """Return a ratio as a signed relative change."""
+    """Return a ratio as a percentage change with sign: 1.05 becomes `+5.0 %`."""
     return NOTHING if ratio is None else f"{(ratio - 1) * 100:+.1f} %".replace("-", "−")
 
 
 def moment(ms: int | None) -> str:
-    """Return a UTC time to the minute."""
+    """Return the UTC date and time to the minute. `ms` is in epoch milliseconds."""
     return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d %H:%M")
 
 
 def day(ms: int | None) -> str:
-    """Return the UTC date of a time."""
+    """Return the UTC date. `ms` is in epoch milliseconds."""
     return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d")
 
 
 def memory(mb: float | None) -> str:
-    """Return memory in GiB."""
+    """Return an amount of memory in GiB. `mb` is in MiB."""
     return NOTHING if mb is None else f"{number(mb / 1024)} GiB"
 
 

@@ -1,1 +1,1 @@
-"""Queries over the measurements: the same numbers for pages, API, reports and exports."""
+"""Queries on the result database, used by pages, API, reports and exports."""

@@ -1,4 +1,4 @@
-"""Detected changes, with names instead of ids."""
+"""Reads alerts of performance changes from the database, with names instead of row ids."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from helexa.bench.results.archive import Archive
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A change of one metric of one cell against earlier builds.
+    """A change of one metric between a build and earlier builds, on one target, model and scenario.
 
     Attributes:
-        state: `suspected` until more samples are taken, then `confirmed` or `dismissed`.
-        baseline: labels of the compared builds.
+        state: `suspected` until more samples have been taken, then `confirmed` or `dismissed`.
+        baseline: labels of the earlier builds.
     """
 
     id: int
@@ -39,7 +39,10 @@ class Alert:
 def alerts(
     archive: Archive, *, target: str | None = None, model: str | None = None, state: str | None = None, limit: int = 500
 ) -> list[Alert]:
-    """Return the alerts that match the filters, newest first."""
+    """Return alerts, newest first, with the given target, model and state. None matches every value.
+
+    `limit` applies before the filters.
+    """
     names = archive.names
     alert_rows = [
         Alert(

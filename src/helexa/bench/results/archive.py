@@ -1,4 +1,4 @@
-"""The database for reading, with a cache of query results that is cleared after each write."""
+"""Reads results through caches of query results."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Archive:
-    """A reader with caches. Only one thread at a time may use it.
+    """The result database, opened for reading, with caches of query results. Only one thread at a time may use it.
 
     Attributes:
-        reader: the database.
+        reader: the database without caches.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,11 +39,11 @@ class Archive:
 
     @property
     def names(self) -> Names:
-        """Names by id."""
+        """Rows of all targets, hosts, builds, models and scenarios by row id."""
         return self.answer("names", lambda: Names.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find`, cached until another process writes to the database."""
+        """Return the result of `find()`, cached under `key` until another process writes to the database."""
         version = self.reader.select("PRAGMA data_version")[0][0]
         if version != self._version:
             self._version = version
@@ -51,7 +51,10 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find`, cached across writes: `key` must contain all inputs of the result."""
+        """Return the result of `find()`, cached under `key` even after writes to the database.
+
+        The result must therefore depend only on `key`.
+        """
         return _remembered(self._kept, _MOST_KEPT, key, find)
 
 

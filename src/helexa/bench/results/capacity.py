@@ -1,4 +1,8 @@
-"""Capacity of a target: latency, throughput and goodput by concurrency or rate, with the knee and the Pareto front."""
+"""Latency, throughput and goodput of a target at increasing load (concurrency or request rate).
+
+The knee is the highest load that does not yet increase latency much. The Pareto front consists of the loads with the
+best trade-offs between total throughput and rate per user.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -11,12 +15,13 @@ KINDS = ("concurrency", "rate")
 
 @dataclass(frozen=True, slots=True)
 class CapacityPoint:
-    """One load level at the newest build; medians over samples.
+    """The metrics of the newest build at one load, as medians over samples.
 
     Attributes:
-        load: requests in flight (closed loop) or requests sent per second (open loop).
-        decode_tps: decoded tokens per second of one user; `output_tps` is the total of all users.
-        pareto: whether no other level is at least as good in both rates and better in one.
+        load: number of requests in flight (closed loop), or requests sent per second (open loop).
+        decode_tps: decode rate of one user in tokens per second. `output_tps` is the total of all users.
+        pareto: True if no other load is at least as good in both `decode_tps` and `output_tps` and better in one of
+            them.
     """
 
     scenario: str
@@ -39,14 +44,14 @@ class CapacityPoint:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """All load levels of one loop.
+    """The metrics of a model on a target at all measured loads of one kind of load generator.
 
     Attributes:
-        loop: `closed` or `open`.
-        points: the load levels, ascending.
-        knee: highest level before requests are rejected or the 95th percentile of TTFT exceeds twice its value at the
-            lowest level.
-        knee_concurrency: the knee of a closed loop.
+        loop: `closed` (fixed concurrency) or `open` (fixed request rate).
+        points: metrics at each load, lowest load first.
+        knee: highest load up to which no requests are rejected and the 95th percentile of TTFT is at most twice its
+            value at the lowest load. None if unknown.
+        knee_concurrency: the knee if `loop` is `closed`, else None.
     """
 
     target: str
@@ -59,7 +64,13 @@ class Capacity:
 
 
 def capacity(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Capacity]:
-    """Return the loops of each target and model."""
+    """Return the metrics by load for each target and model, separately for closed loop and open loop.
+
+    Args:
+        archive: the result database.
+        target: name of the only target to return, or None for all.
+        model: name of the only model to return, or None for all.
+    """
     curves: list[Capacity] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
@@ -76,10 +87,13 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
 
 
 def knee(points: list[CapacityPoint]) -> float | None:
-    """Return the last level before rejections or a doubled tail of TTFT, or None for fewer than two levels.
+    """Return the highest load before requests are rejected or the 95th percentile of TTFT has more than doubled.
 
     Args:
-        points: load levels, ascending.
+        points: metrics at each load, lowest load first.
+
+    Returns:
+        The load, or None if it cannot be determined, for example from fewer than two points.
     """
     if len(points) < 2 or points[0].ttft_p95_s is None:
         return None

@@ -1,4 +1,4 @@
-"""Comparison of two builds, targets or engines: the ratio of medians with its interval for each scenario."""
+"""Compares two builds, targets or engines: the ratio of medians for each model, scenario and metric."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ _SHORTEST_SHA = 6
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: a build, a target, or a build on a target."""
+    """One of the two sides of a comparison: a build, a target, or a build on a target."""
 
     build: str | None = None
     target: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Side":
-        """Parse `build`, `@target` or `build@target`."""
+        """Parse `build`, `@target` or `build@target`, where `build` is a commit or a version."""
         build, _, target = text.partition("@")
         return cls(build or None, target or None)
 
@@ -34,13 +34,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One metric of one model and scenario on both sides; medians of samples.
+    """The comparison of one metric between sides A and B, for one model and scenario.
 
     Attributes:
-        target: the common target; empty if the sides name targets.
-        ratio: ratio of B to A, or None for too few samples.
-        differs: differences besides the build: target, hardware, configuration, parameters of the scenario.
-        state: verdict on B against A.
+        target: the target on which both sides were measured, or empty if the sides name targets.
+        a, b: medians of the samples of each side.
+        ratio: median of B divided by median of A, with confidence interval. None if there are too few samples.
+        differs: other differences between the sides: target, hardware, model configuration, scenario parameters.
+        state: verdict on B relative to A.
     """
 
     target: str
@@ -61,12 +62,19 @@ class Compared:
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
 ) -> list[Compared]:
-    """Return all metrics that both sides have measured, by model and scenario.
+    """Return the comparison of all metrics that were measured on both sides, by model and scenario.
 
-    For a side with several builds, each cell uses the newest build.
+    If a side has several builds, the most recently measured build of each model and scenario is used.
+
+    Args:
+        archive: the result database.
+        a: the baseline.
+        b: the side to judge.
+        model: name of the only model to compare, or None for all.
+        metrics: names of the metrics to compare.
 
     Raises:
-        LookupError: a side has no measurements; the message names the side and the known builds.
+        LookupError: a side has no measurements.
     """
     return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
 
@@ -120,7 +128,7 @@ def _compared(
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """A cell and the metrics of its samples."""
+    """The samples of one benchmark configuration (cell), as database rows."""
 
     cell: CellIds
     rows: list[Mapping[str, Any]]
@@ -133,7 +141,14 @@ Rows = dict[tuple[str, str, str], _Samples]
 
 
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
-    """Return samples by target (if `apart`), model and scenario, each from its most recently measured cell."""
+    """Return the samples of one side of a comparison, by target, model and scenario.
+
+    For each key, only the most recently measured cell (host, build and configuration) is used. The target in the keys
+    is empty if `apart` is False.
+
+    Raises:
+        LookupError: the side has no measurements.
+    """
     if side.build is None:
         cells = latest(archive, target=side.target, model=model)
         samples = {

@@ -1,4 +1,4 @@
-"""Differences between two measurements besides the build, in words."""
+"""Describes how two measurements differ besides their builds, in hardware and configuration."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from helexa.bench.store.rows import CellRow, HostRow
 
 
 class CellIds(NamedTuple):
-    """The ids that identify the cell of a sample."""
+    """The row ids of a benchmark configuration (cell): target, host, build, model and scenario."""
 
     target_id: int
     host_id: int
@@ -18,23 +18,23 @@ class CellIds(NamedTuple):
 
 
 def cell_ids(cell: CellRow) -> CellIds:
-    """Return the ids of a cell."""
+    """Return the row ids of `cell`."""
     return CellIds(cell.target_id, cell.host_id, cell.build_id, cell.model_id, cell.scenario_id)
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
-    """Return the differences in host, accelerators or processor, driver and CUDA version; empty if none."""
+    """Return the differences between two hosts as text: host name, device, driver and CUDA version. Empty if none."""
     return changes(_facts(old), _facts(new))
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return each difference as `name old → new`; empty if none."""
+    """Return the entries that differ between two dicts as text, each as `name old → new`. Empty if none."""
     names = sorted(old.keys() | new.keys())
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
 def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
-    """Return the differences in target, hardware, model configuration and scenario parameters of two cells."""
+    """Return texts that describe how two cells differ: target, hardware, model configuration, scenario parameters."""
     texts: list[str] = []
     if a.target_id != b.target_id:
         texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")

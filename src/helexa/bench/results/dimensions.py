@@ -1,4 +1,4 @@
-"""Available filter values: hosts, models, scenarios and builds."""
+"""The values by which results can be filtered: targets, models, scenarios, metrics and builds."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from helexa.bench.store.rows import CellRow
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
-    """Return unique names in display order; builds with the newest first."""
+    """Return the names of all targets, models, scenarios, metrics and builds in display order, newest builds first."""
     return archive.answer("dimensions", lambda: _dimensions(archive))
 
 

@@ -1,4 +1,4 @@
-"""The newest samples of each target, model and scenario, from its most recently measured build."""
+"""Reads the newest samples of each target, model and scenario: those of its most recently measured build."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,15 @@ _COLUMNS = (
 
 
 KINDS = ("single", "decode", "concurrency", "rate", "agentic", "mixed", "swap", "cancel", "correctness", "capability")
-"""Kinds of scenarios in display order; other kinds follow."""
+"""Kinds of scenarios in display order. Unlisted kinds are displayed last."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestCell:
-    """The good samples of a cell, oldest first, as columns of `run`."""
+    """The valid samples of one benchmark configuration, oldest first.
+
+    Each entry of `rows` is one sample with columns of the table `run`.
+    """
 
     cell: CellRow
     names: Names
@@ -57,36 +60,43 @@ class LatestCell:
         return self.names.labels[self.cell.build_id]
 
     def param(self, name: str) -> Any:
-        """Return a parameter of the scenario, or None."""
+        """Return the scenario's parameter `name`, or None if the scenario has no such parameter."""
         return self.names.scenarios[self.cell.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:
-        """Return the values of a column that are not None, oldest first."""
+        """Return the value of `column` of each sample, oldest first, without None."""
         return [row[column] for row in self.rows if row[column] is not None]
 
     def distribution(self, column: str) -> Distribution | None:
-        """Return the distribution of a column's values, or None without values."""
+        """Return summary statistics of a column over the samples, or None if the column has no values."""
         return distribution(self.values(column))
 
     def median(self, column: str) -> float | None:
-        """Return the median of a column's values, or None without values."""
+        """Return the median of a column over the samples, or None if the column has no values."""
         value = self.distribution(column)
         return value and value.p50
 
     def median_ms(self, column: str) -> float | None:
-        """Return the median of a column in seconds as milliseconds, or None without values."""
+        """Return the median of a column in milliseconds, or None if it has no values. The column is in seconds."""
         value = self.median(column)
         return None if value is None else value * 1000
 
     def any(self, column: str) -> bool:
-        """Return whether some sample has a true value in the column."""
+        """Return whether the column is true in at least one sample."""
         return any(row[column] for row in self.rows)
 
 
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
 ) -> list[LatestCell]:
-    """Return the newest cells that match the filters, sorted by target, model and scenario."""
+    """Return the most recently measured cell of each target, model and scenario, sorted by these three.
+
+    Args:
+        archive: the result database.
+        target: name of the only target to return, or None for all.
+        model: name of the only model to return, or None for all.
+        kinds: kinds of scenarios to return. If empty, all are returned.
+    """
     names = archive.names
     cells = [
         cell
@@ -105,7 +115,7 @@ def latest(
 
 
 def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
-    """Return a sort key of scenarios: by kind, then by name with numbers in numeric order."""
+    """Return a sort key for a scenario: first its kind, then its name, with numbers in numeric order."""
     row = names.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
     rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)
@@ -113,7 +123,7 @@ def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
 
 
 def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:
-    """Yield target, model and their cells, from sorted cells."""
+    """Yield each target and model with its cells. `cells` must be sorted by target and model."""
     for (target, model), group in groupby(cells, key=lambda one: (one.target, one.model)):
         yield target, model, list(group)
 

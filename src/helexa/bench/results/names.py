@@ -1,4 +1,4 @@
-"""Names by database id."""
+"""Names of database rows by their ids."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -12,10 +12,10 @@ from helexa.bench.store.rows import BuildRow, HostRow, ModelRow, ScenarioRow, Ta
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """All targets, hosts, builds, models and scenarios of a database by id.
+    """All targets, hosts, builds, models and scenarios of the database by row id.
 
     Attributes:
-        labels: unique labels of builds by id.
+        labels: unique display name of each build by row id.
     """
 
     targets: dict[int, TargetRow]
@@ -27,7 +27,7 @@ class Names:
 
     @classmethod
     def read(cls, reader: Reader) -> "Names":
-        """Read all names from the database."""
+        """Read all rows from the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(
             {row.id: row for row in reader.targets()},
@@ -40,21 +40,21 @@ class Names:
 
 
 def gpu_label(gpus: list[dict[str, Any]]) -> str:
-    """Return a short text of a host's accelerators: `2× RTX 5090 + H100`; empty without accelerators."""
+    """Return a short text that names the accelerators of a host, for example `2× RTX 5090 + H100`. Empty if none."""
     counts = Counter(str(gpu["name"]).removeprefix("NVIDIA GeForce ").removeprefix("NVIDIA ") for gpu in gpus)
     return " + ".join(name if count == 1 else f"{count}× {name}" for name, count in counts.items())
 
 
 def hardware_label(host: HostRow) -> str:
-    """Return the accelerators of a host, else its processor."""
+    """Return a short text that names the accelerators of a host, or its CPU if it has no accelerators."""
     return gpu_label(host.gpus) or host.cpu
 
 
 def build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
-    """Return labels of builds by id: the commit, or the version if the commit is unknown.
+    """Return a unique display name for each build by row id: its commit, or its version if the commit is unknown.
 
-    Builds of one commit may differ in libraries or uncommitted changes, and builds of one version in their engine. The
-    labels of these builds end with a hash.
+    Two builds of the same commit may differ in libraries or uncommitted changes. Two builds of the same version may
+    have different engines. A short hash is appended to the labels of such builds.
     """
     count = Counter(map(_commit, builds))
     return {

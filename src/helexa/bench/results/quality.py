@@ -1,4 +1,4 @@
-"""Quality of models: checks of tool calls and JSON, and answers to probes with their scores."""
+"""Response quality of models: scores of automatic checks, and responses to probes with their scores."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The share of passed checks of a scenario at the newest build, with the decode rate."""
+    """The score of an automatic check at the newest build: the share of correct responses, with the decode rate."""
 
     target: str
     model: str
@@ -24,7 +24,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The answer to a probe. `score` is the newest score of `scorer`, else the score of the benchmark's checks."""
+    """A response to a capability probe, and its score.
+
+    `score` is the newest score that a scorer has set, or the score of the automatic checks if there is none.
+    """
 
     run_id: int
     at_ms: int
@@ -41,7 +44,7 @@ class Artifact:
 
 
 def checks(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Check]:
-    """Return a check for each cell with a score, except probes."""
+    """Return the scores of the newest build of each target, model and scenario, except capability probes."""
     return [
         Check(cell.target, cell.model, cell.scenario, cell.build, score.p50, cell.median("output_tps_user"), score.n)
         for cell in latest(archive, target=target, model=model)
@@ -52,7 +55,7 @@ def checks(archive: Archive, *, target: str | None = None, model: str | None = N
 def artifacts(
     archive: Archive, *, target: str | None = None, model: str | None = None, limit: int = _MOST_ARTIFACTS
 ) -> list[Artifact]:
-    """Return the answers to probes, newest first; texts are truncated to 16 KiB."""
+    """Return responses to capability probes, newest first. Texts are truncated to 16,384 characters."""
     rows = archive.reader.select(
         "SELECT run.id, run.started_ms, target.name AS target, model.name AS model, scenario.name AS scenario,"
         " run.build_id, substr(run.artifact, 1, ?) AS artifact, run.score, run.output_tps_user, run.e2e_s,"

@@ -1,4 +1,4 @@
-"""Single runs and their requests."""
+"""Reads single samples (table `run`) and their requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ FILTERS = ("target", "host", "model", "scenario", "kind", "sha", "ok", "since_ms
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run with all its stored data.
+    """A sample (row of table `run`) with all data that is stored about it.
 
     Attributes:
-        metrics: distributions and totals by metric.
-        requests: the requests; empty if they were deleted by retention.
+        metrics: summary statistics and totals by metric.
+        requests: the requests of the sample. Empty if they were deleted because of their age.
     """
 
     run: RunRow
@@ -29,7 +29,14 @@ class RunDetail:
 
 
 def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offset: int = 0) -> list[RunRow]:
-    """Return the runs that match the filters, newest first; `host` is the name of a target or of a host."""
+    """Return the samples that match the filters, newest first.
+
+    Args:
+        archive: the result database.
+        filters: values by name in `FILTERS`. `host` is the name of a target or of a host. None matches every value.
+        limit: maximum number of samples.
+        offset: number of samples to skip.
+    """
     criteria = {name: filters.get(name) for name in FILTERS}
     if criteria["host"] in {row.name for row in archive.names.targets.values()}:
         criteria["target"], criteria["host"] = criteria["host"], None
@@ -40,10 +47,10 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
 
 
 def run(archive: Archive, run_id: int) -> RunDetail:
-    """Return one run.
+    """Return one sample with all its data.
 
     Raises:
-        LookupError: no run has this id.
+        LookupError: no sample has this id.
     """
     reader = archive.reader
     run_row = reader.run(run_id)

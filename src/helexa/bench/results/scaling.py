@@ -1,4 +1,4 @@
-"""Rates by context length, cold and warm."""
+"""Prefill and decode rates by context length, with and without prefix cache hits."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ KINDS = ("single", "decode")
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One context length at the newest build."""
+    """The metrics of the newest build at one context length, as medians over samples."""
 
     scenario: str
     prompt_size: int | None
@@ -25,11 +25,12 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A ladder of context lengths for one model.
+    """Rates of a model at several context lengths.
 
     Attributes:
-        kind: `cold`, `warm`, or `decode` (decoding after a cached context).
-        decode_flatness: decode rate at the largest length divided by the decode rate at the smallest length.
+        kind: `cold` (no prefix cache hit), `warm` (prefix cache hit), or `decode` (decoding after a cached context).
+        decode_flatness: decode rate at the largest context length divided by the decode rate at the smallest. None if
+            there are fewer than two rates.
     """
 
     target: str
@@ -41,7 +42,13 @@ class Scaling:
 
 
 def scaling(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Scaling]:
-    """Return the ladders of each target and model."""
+    """Return the rates by context length for each target, model and kind of measurement.
+
+    Args:
+        archive: the result database.
+        target: name of the only target to return, or None for all.
+        model: name of the only model to return, or None for all.
+    """
     scalings: list[Scaling] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
@@ -53,7 +60,7 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def ladder_kind(cell: LatestCell) -> str:
-    """Return the kind of the ladder that contains a cell."""
+    """Return whether a cell measures `cold`, `warm` or `decode` rates."""
     words = cell.scenario.split(":")
     return "decode" if cell.kind == "decode" else "warm" if "warm" in words else "cold"
 

@@ -1,4 +1,4 @@
-"""One metric of one target, model and scenario by build."""
+"""The history of one metric over all builds of a target, model and scenario."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +18,24 @@ HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
     *("goodput_rps", "goodput_share", "load_s", "unload_s", "release_s", "score"),
 )
-"""The metrics with a column in `run`."""
+"""The metrics that are columns of the table `run`."""
 MOST_BUILDS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One build of a series.
+    """The samples of one build, and its comparison with earlier builds.
 
     Attributes:
-        build_id: id of the build; `sha` is its short label.
-        at_ms: time of its first sample.
-        host_id, model_id, scenario_id: a changed id means other hardware, another model configuration or other scenario
-            parameters.
+        build_id: row id of the build. `sha` is its display name.
+        at_ms: time of the first sample in UTC epoch milliseconds.
+        host_id, model_id, scenario_id: row ids. A different id than at the previous point means that hardware, model
+            configuration or scenario parameters have changed.
         values: the samples, oldest first.
         p10, p50, p90: percentiles of the samples.
-        level: level of the piecewise constant fit at this build.
-        change: relative change of the level at this build, or None without a change.
-        verdict: verdict against earlier builds on the same hardware with the same configuration and parameters.
+        level: value of the piecewise constant fit at this build.
+        change: relative change of `level` from the previous build, or None if it is unchanged.
+        verdict: comparison with earlier builds on the same hardware with the same configuration and parameters.
     """
 
     build_id: int
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A change of hardware, configuration or parameters between two builds."""
+    """A change of hardware, model configuration or scenario parameters between two builds."""
 
     at_ms: int
     kind: str
@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """All builds of one metric, oldest first."""
+    """The history of one metric: one point per build, oldest first."""
 
     target: str
     model: str
@@ -80,10 +80,10 @@ class Series:
 
 
 def series(archive: Archive, target: str, model: str, scenario: str, metric: str) -> Series:
-    """Return the builds of a metric, limited to the newest 500.
+    """Return the history of a metric over the newest 500 builds.
 
     Raises:
-        KeyError: the metric has no column.
+        KeyError: the metric is not a column of the table `run`.
     """
     if metric not in HOT:
         raise KeyError(metric)
@@ -118,10 +118,10 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """Samples of one metric of a build on one host, configuration and scenario, oldest first.
+    """The samples of one metric, taken of one build on one host, model configuration and scenario, oldest first.
 
     Attributes:
-        at_ms: start of the first sample.
+        at_ms: start of the first sample in UTC epoch milliseconds.
     """
 
     build_id: int
@@ -133,7 +133,10 @@ class BuildSamples:
 
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
-    """Return the samples of each build, sorted by the time of their first sample."""
+    """Group database rows by build, host, model and scenario.
+
+    Return the groups, sorted by the time of their first sample.
+    """
     builds: dict[tuple[int, int, int, int], BuildSamples] = {}
     for row in rows:
         key = (row["build_id"], row["host_id"], row["model_id"], row["scenario_id"])
@@ -144,9 +147,9 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
-    """Return a metric's samples of this cell and of earlier builds on the same hardware and configuration.
+    """Return the samples of `cell` and those of earlier builds on the same hardware and configuration.
 
-    Samples of a build are in the order in which they were stored, independent of calendar time.
+    The samples of a build are in the order in which they were stored, so changes of the calendar clock do not matter.
     """
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
@@ -165,14 +168,14 @@ def judged(
     level: int,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """Return the verdict on samples, cached by samples.
+    """Return the comparison of a build's samples with earlier builds. The result is cached.
 
     Args:
-        archive: the database.
+        archive: the result database.
         history: samples of earlier builds, oldest first.
-        values: samples of the build.
-        metric: the metric.
-        level: index in `history` of the last known change.
+        values: samples of the build to judge.
+        metric: name of the metric.
+        level: index in `history` of the last confirmed change.
         min_effect: smallest relative change that counts.
     """
     key = ("verdict", metric, level, min_effect, tuple(tuple(one.values) for one in history), tuple(values))
@@ -187,7 +190,7 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index in `history` of the last confirmed change, or 0."""
+    """Return the index in `history` of the last build with a confirmed change of the metric, or 0 if there is none."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]
@@ -237,7 +240,10 @@ def _points(
 
 
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
-    """Return level and change of each build; a change of hardware, configuration or parameters restarts the fit."""
+    """Return the fitted level of each build, and its relative change from the previous level.
+
+    The change is None at builds without a change. A new fit starts where hardware, configuration or parameters change.
+    """
     fits: list[tuple[float | None, float | None]] = []
     for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id, one.scenario_id)):
         medians = [float(np.median(one.values)) for one in same]

@@ -1,4 +1,4 @@
-"""The newest build of every target, model and scenario, each with a verdict against earlier builds."""
+"""The newest results of every target, model and scenario, each compared with earlier builds."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,13 +20,16 @@ HEADLINES = {
     "correctness": "score",
     "capability": "score",
 }
-"""Main metric by kind of scenario; the default is the decode rate of a stream."""
+"""Main metric by kind of scenario. For other kinds, it is the decode rate of one user."""
 _RECENT_BUILDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One cell. Values without a unit in their name are rates per second, counts or shares."""
+    """The metrics of the newest build for one target, model and scenario.
+
+    Fields whose names have no unit are rates per second, counts, or shares from 0 to 1.
+    """
 
     target_name: str
     model_id: str
@@ -76,7 +79,13 @@ class SummaryRow:
 
 
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
-    """Return a row for each cell, sorted by target, model and scenario."""
+    """Return a row for each target, model and scenario, sorted by these three.
+
+    Args:
+        archive: the result database.
+        target: name of the only target to return, or None for all.
+        model: name of the only model to return, or None for all.
+    """
     return [
         archive.keep(("summary", cell.cell, cell.build), partial(_row, archive, cell))
         for cell in latest(archive, target=target, model=model)
@@ -84,7 +93,7 @@ def summary(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def headline_of(kind: str) -> str:
-    """Return the main metric of a kind of scenario."""
+    """Return the main metric for a kind of scenario."""
     return HEADLINES.get(kind, "output_tps_user")
 
 
@@ -145,7 +154,7 @@ def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
 
 
 def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
-    """Return the verdict on the cell, and the medians of its newest builds."""
+    """Return the comparison of a cell with earlier builds, and the medians of its newest builds, oldest first."""
     builds = cell_samples(archive, cell, metric)
     own = next((one.values for one in builds if one.build_id == cell.build_id), [])
     history = [one for one in builds if one.build_id != cell.build_id]

@@ -1,4 +1,4 @@
-"""Durations of loading models."""
+"""Durations of unloading and loading models."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from helexa.bench.results.latest import latest
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Cold loads of one model at the newest build; medians over samples."""
+    """Durations of loading one model at the newest build, as medians over samples."""
 
     target: str
     model: str
@@ -25,7 +25,7 @@ class Swap:
 
 
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
-    """Return a result for each target, model and scenario with loads."""
+    """Return the load durations for each target, model and scenario in which models were loaded."""
     swap_rows: list[Swap] = []
     for cell in latest(archive, target=target, model=model):
         load = cell.distribution("load_s")

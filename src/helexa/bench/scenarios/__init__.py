@@ -1,1 +1,1 @@
-"""Scenarios: named loads, one module per family."""
+"""Scenarios: loads that a benchmark sends to a model. Each module defines one kind of scenario."""

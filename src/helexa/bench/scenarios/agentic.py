@@ -1,4 +1,4 @@
-"""Conversations like those of coding agents: a long system prompt, many turns, slow tools."""
+"""Conversations that imitate coding agents: a long system prompt, many requests, and pauses for tools."""
 
 import asyncio
 import math
@@ -17,9 +17,10 @@ _SPREAD = 0.5  # standard deviation of the logarithm of sizes and times
 
 @dataclass(frozen=True, slots=True)
 class Agentic:
-    """Concurrent conversations with a shared system prompt; each turn sends all earlier messages.
+    """Several concurrent conversations with a common system prompt.
 
-    Sizes of tool results and durations of tools are lognormal around the given medians.
+    Each request of a conversation contains all earlier messages. Sizes of tool results and durations of tools are
+    random, with lognormal distributions around the given medians.
     """
 
     warms_up: ClassVar[bool] = True
@@ -33,7 +34,7 @@ class Agentic:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {
             "conversations": self.conversations,
             "turns": self.turns,
@@ -46,14 +47,15 @@ class Agentic:
         return ScenarioKey(f"agentic:warm:{self.conversations}x{self.turns}", "agentic", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for the last turn."""
+        """Return whether the model generates text and its context is long enough for a whole conversation."""
         turn = 1.2 * self.tool_tokens + self.max_tokens
         return fits(model, self.system_tokens + math.ceil(turn * self.turns), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Run the conversations to their end.
+        """Run all conversations to their end.
 
-        A partial conversation lacks its longest turns and would look fast, so it fails the sample.
+        If a request fails, the sample is invalid. Without the longer requests at the end of a conversation, the sample
+        would look too fast.
         """
         system = Turn("system", subject.prompts(seed).prefix(self.system_tokens))
         async with asyncio.TaskGroup() as group:

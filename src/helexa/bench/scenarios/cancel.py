@@ -1,4 +1,4 @@
-"""Cancellation: the time from a client's disconnect until the server releases the request."""
+"""Measures the time from a client's disconnect until the server has released the request."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,10 @@ _LONGEST_SECS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Disconnect after some chunks and poll the server until the request left the server."""
+    """A request whose client disconnects after three chunks.
+
+    The server is polled until it no longer reports the request.
+    """
 
     warms_up: ClassVar[bool] = True
 
@@ -24,16 +27,16 @@ class Cancel:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
         return ScenarioKey("cancel", "cancel", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model is a text model on a server that reports requests in flight."""
+        """Return whether the model generates text and `control` can report the number of requests in flight."""
         return control is not None and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send a request, disconnect, and poll the server."""
+        """Send a request, disconnect after some chunks, and measure how long the server still reports the request."""
         control, name = subject.control, subject.model.name
         if control is None:
             return Outcome(error="the server does not say what is in flight")

@@ -1,4 +1,4 @@
-"""Tasks whose answers are stored and scored: quality next to speed."""
+"""Capability probes: prompts whose responses are stored and scored, to compare quality next to speed."""
 
 import re
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ _TOKENS_A_CHAR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A prompt from the configuration.
+    """A prompt from the configuration, whose response is stored.
 
-    The score is the share of configured patterns that match the answer, if there are patterns. Users may add scores.
+    The score is the share of the regular expressions `expect` that match the response. Without expressions, the
+    benchmark sets no score. Users can add scores later.
     """
 
     warms_up: ClassVar[bool] = False
@@ -28,16 +29,19 @@ class Capability:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"prompt": self.prompt, "max_tokens": self.max_tokens, "expect": list(self.expect)}
         return ScenarioKey(f"capability:{self.name}", "capability", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for prompt and answer."""
+        """Return whether the model generates text and its context is long enough for prompt and response."""
         return fits(model, round(len(self.prompt) * _TOKENS_A_CHAR), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send the same request each time, so that answers are comparable."""
+        """Send the prompt and score the response.
+
+        All samples send the same request, so their responses are comparable.
+        """
         record = await subject.client.ask(
             PromptRequest(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
         )

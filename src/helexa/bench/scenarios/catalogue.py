@@ -1,4 +1,4 @@
-"""Builds the scenarios of a sweep from the configuration, cheapest first."""
+"""Creates the scenarios that the configuration enables."""
 
 from helexa.bench.config import ScenariosSection
 from helexa.bench.measurement.measures import Objectives
@@ -16,7 +16,7 @@ from helexa.bench.scenarios.swap import Swap
 
 
 def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
-    """Return the scenarios of a sweep."""
+    """Return the enabled scenarios of a sweep, roughly in the order of their duration."""
     wanted = config.objectives
     objectives = Objectives(wanted.ttft_secs, wanted.tpot_secs, wanted.e2e_secs)
     answer, open_loop, agentic = config.max_tokens, config.open_loop, config.agentic
@@ -60,5 +60,5 @@ def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
 
 
 def swap_scenario(config: ScenariosSection) -> Scenario:
-    """Return the scenario of `swap-cost`."""
+    """Return the scenario of the subcommand `swap-cost`, which unloads and loads a model."""
     return Swap(min(config.prompt_sizes, default=128), config.max_tokens)

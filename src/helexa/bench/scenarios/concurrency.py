@@ -1,4 +1,4 @@
-"""Closed loop: a fixed number of users, each of which sends its next request after an answer."""
+"""Closed-loop load: a fixed number of simulated users, each of which waits for a response before its next request."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """A closed loop of fixed duration with cold prompts."""
+    """A fixed number of concurrent requests for a fixed time. No prompt hits the prefix cache."""
 
     warms_up: ClassVar[bool] = True
 
@@ -26,7 +26,7 @@ class Concurrency:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {
             "concurrency": self.level,
             "duration_s": self.duration_secs,
@@ -38,11 +38,11 @@ class Concurrency:
         return ScenarioKey(f"concurrency:{self.level}", "concurrency", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for prompt and answer."""
+        """Return whether the model generates text and its context is long enough for prompt and response."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Keep the requests in flight."""
+        """Send requests for the given time, with `level` requests in flight."""
         prompts = subject.prompts(seed)
 
         async def ask(scheduled: float | None) -> RequestRecord:

@@ -1,4 +1,4 @@
-"""Correctness of tool calls and of answers with a schema; each case has one correct answer."""
+"""Checks tool calls and structured responses (JSON Schema) with requests that have only one correct response."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,14 @@ _PROMPT_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request with a known answer.
+    """A request and its correct response.
 
     Attributes:
         prompt: the prompt.
-        expected: arguments of the call, or the whole answer. Text is compared case-insensitively.
-        tool: name of the tool to call; empty for a JSON answer.
-        schema: JSON Schema of the answer.
+        expected: correct arguments of the tool call, or the correct JSON response. Strings are compared
+            case-insensitively.
+        tool: name of the tool that the model must call, or empty if the response is JSON.
+        schema: JSON Schema of the response, or None if a tool is called.
     """
 
     prompt: str
@@ -77,7 +78,7 @@ _JSON_CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Cases, run one after the other; the score is the share of correct answers."""
+    """A list of cases that are sent one after the other. The score is the share of correct responses."""
 
     warms_up: ClassVar[bool] = False
 
@@ -88,17 +89,20 @@ class Correctness:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         cases = [[case.prompt, dict(case.expected), case.tool, case.schema] for case in self.cases]
         tools = [[tool.name, tool.description, dict(tool.parameters)] for tool in self.tools]
         return ScenarioKey(self.name, "correctness", {"cases": cases, "tools": tools, "max_tokens": _MAX_TOKENS})
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model is a text model, with tool calls if there are tools."""
+        """Return whether the model generates text, and supports tool calls if the cases need them."""
         return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Run all cases. A failed request fails the sample instead of counting as a wrong answer."""
+        """Send all cases and compute the score.
+
+        A failed request makes the sample invalid and does not count as incorrect.
+        """
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []
         for case in self.cases:
@@ -123,12 +127,12 @@ class Correctness:
 
 
 def tool_correctness() -> Correctness:
-    """Return the scenario for calls of the correct tool with the correct arguments."""
+    """Return the scenario that checks whether the model calls the correct tool with the correct arguments."""
     return Correctness("tools", _TOOL_CASES, _TOOLS, _calls_right)
 
 
 def json_correctness() -> Correctness:
-    """Return the scenario for correct answers with a schema."""
+    """Return the scenario that checks whether responses with a JSON Schema have the correct values."""
     return Correctness("json-schema", _JSON_CASES, (), _says_right)
 
 
@@ -150,7 +154,10 @@ def _parsed(text: str) -> Any:
 
 
 def _same(actual: Any, expected: Any) -> bool:
-    """Return whether two JSON values are equal; `1` differs from `true`, and text is compared case-insensitively."""
+    """Return whether two JSON values are equal.
+
+    Strings are compared case-insensitively, and `1` differs from `true`.
+    """
     if isinstance(expected, dict) and isinstance(actual, dict):
         return actual.keys() == expected.keys() and all(_same(actual[key], value) for key, value in expected.items())
     if isinstance(expected, list) and isinstance(actual, list):

@@ -1,4 +1,4 @@
-"""One image: its duration and validity."""
+"""Generates one image: measures its duration and checks whether the response is a PNG."""
 
 import base64
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A square image with a fixed prompt and seed."""
+    """A request for a square image with a fixed prompt and a fixed seed."""
 
     warms_up: ClassVar[bool] = True
 
@@ -25,7 +25,7 @@ class Image:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"pixels": self.pixels, "prompt": _PROMPT, "seed": _SEED}
         return ScenarioKey(f"image:{self.pixels}", "image", params)
 
@@ -34,7 +34,7 @@ class Image:
         return "image" in model.capabilities
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Request the image."""
+        """Request the image and measure the time until the response is complete."""
         client, now = subject.client, subject.clock.now
         calls = JsonCalls(client.session, client.endpoint, client.dialect.headers(client.bearer))
         body = {

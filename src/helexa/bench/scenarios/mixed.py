@@ -1,4 +1,4 @@
-"""Small requests during large requests: how fairly a server schedules."""
+"""Measures the latency of short requests during long requests, to show how fairly the server schedules."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,7 +17,10 @@ _PROBES_RPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Long cold prompts one after the other, and one-token probes at a constant rate. Only the probes are measured."""
+    """Long prompts one after the other, and at the same time one-token requests (probes) at a constant rate.
+
+    Only the probes are measured.
+    """
 
     warms_up: ClassVar[bool] = True
 
@@ -27,7 +30,7 @@ class Mixed:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {
             "prompt_tokens": self.prompt_tokens,
             "duration_s": self.duration_secs,
@@ -39,11 +42,14 @@ class Mixed:
         return ScenarioKey(f"mixed:{self.prompt_tokens}", "mixed", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for prompt and answer."""
+        """Return whether the model generates text and its context is long enough for prompt and response."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send both loads. Both need answers, as probes without a load measure nothing."""
+        """Send long requests and probes concurrently.
+
+        The sample is invalid if the long requests fail, because the probes would then be measured without load.
+        """
         prompts = subject.prompts(seed)
 
         async def load(scheduled: float | None) -> RequestRecord:

@@ -1,4 +1,7 @@
-"""Open loop: requests arrive independently of the server's answers, for realistic tail latencies."""
+"""Open-loop load: requests are sent at given times even if earlier responses are late.
+
+Tail latencies are therefore realistic.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +17,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """An open loop at a given rate with cold prompts."""
+    """Requests at a given rate for a fixed time, independent of responses. No prompt hits the prefix cache."""
 
     warms_up: ClassVar[bool] = True
 
@@ -27,7 +30,7 @@ class Rate:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {
             "rate_rps": self.rate_rps,
             "arrivals": self.arrivals,
@@ -40,13 +43,13 @@ class Rate:
         return ScenarioKey(f"rate:{self.arrivals}:{self.rate_rps:g}", "rate", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for prompt and answer."""
+        """Return whether the model generates text and its context is long enough for prompt and response."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send the scheduled requests until the end or until the server is saturated.
+        """Send requests at their scheduled times, until the given time is over or the server is saturated.
 
-        A saturated sample counts as good: its failures show the limit.
+        A sample of a saturated server is valid, because its failures show the server's limit.
         """
         prompts = subject.prompts(seed)
 

@@ -1,4 +1,4 @@
-"""The protocol of scenarios: key, requirements and execution."""
+"""The interface of scenarios, and helpers that decide whether a sample is valid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,15 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The target of a scenario's execution.
+    """What a scenario measures, and the client that it uses.
 
     Attributes:
-        client: sends requests.
-        model: the model.
-        clock: source of times.
-        salt: makes the prompts of this sample unique.
-        control: loads and unloads models, or None if the server does not support it.
+        client: client of the server.
+        model: the model to measure.
+        clock: source of the current time.
+        salt: random text that makes the prompts of this sample unique.
+        control: management API of the server, which loads and unloads models and counts requests in flight. None if the
+            server has no such API.
     """
 
     client: Client
@@ -32,23 +33,23 @@ class Subject:
     control: Control | None = None
 
     def prompts(self, seed: int) -> Prompts:
-        """Return a generator of prompts for this sample."""
+        """Return a generator of prompts that are unique to this sample."""
         return Prompts(seed, self.salt)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a scenario.
+    """The result of executing a scenario once.
 
     Attributes:
-        records: all requests.
-        measured: the measured requests; None for all.
-        error: reason why the sample is invalid, or None.
-        saturated: whether the server could not keep up with the load; higher loads are skipped.
-        objectives: limits of good requests, or None.
-        artifact: answer to store, or None.
-        columns: further columns of `run`.
-        extra: further data to store.
+        records: all requests that were sent.
+        measured: the requests from which metrics are computed, or None for all.
+        error: reason why the sample is invalid, or None if it is valid.
+        saturated: True if the server could not keep up with the load. Higher loads of the same kind are then skipped.
+        objectives: latency limits for goodput, or None.
+        artifact: response text to store, or None.
+        columns: additional columns of the sample's row in the table `run`.
+        extra: additional JSON data to store.
     """
 
     records: Sequence[RequestRecord] = ()
@@ -62,34 +63,46 @@ class Outcome:
 
 
 class Scenario(Protocol):
-    """A named load.
+    """A load that can be sent to a model.
 
     Attributes:
-        warms_up: whether an unrecorded sample precedes the first sample of a cell.
+        warms_up: True if the scenario is executed once without being recorded before the first sample of a benchmark
+            configuration.
     """
 
     warms_up: ClassVar[bool]
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         ...
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the scenario can run with a model on a server with this control."""
+        """Return whether the scenario can run with this model.
+
+        Args:
+            model: the model.
+            control: management API of the server, or None if the server has none.
+        """
         ...
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Run the scenario once. The same seed produces the same load."""
+        """Execute the scenario once. The same `seed` produces the same load."""
         ...
 
 
 MOST_FAILURES = 0.05
-"""Share of requests that may fail in a valid sample; rejections are not failures."""
+"""Largest share of failed requests in a valid sample.
+
+Requests rejected by an overloaded server do not count as failed.
+"""
 
 
 def first_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return the error of the first failed request, or None."""
+    """Return the status and error of the first failed request, or None if all requests succeeded.
+
+    If there are no records at all, an error text is returned too.
+    """
     for record in records:
         if record.status != "ok":
             return f"{record.status}: {record.error or 'no reason given'}"
@@ -97,7 +110,10 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def load_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return the reason why a load is invalid: no answers, or too many failures; else None."""
+    """Return why a sample of many requests is invalid, or None if it is valid.
+
+    A sample is invalid if no request succeeded or more than 5 % of the requests failed.
+    """
     failed = [record for record in records if record.status in ("error", "timeout", "incomplete")]
     if not any(record.status == "ok" for record in records):
         return first_failure(records)
@@ -107,7 +123,10 @@ def load_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Return whether a text model has room for prompt and answer, including the chat template."""
+    """Return whether the model generates text and its context is long enough for prompt and response.
+
+    The number of prompt tokens is increased by 10 %, because prompts are counted in words.
+    """
     room = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
     return "text" in model.capabilities and room
 
@@ -116,6 +135,6 @@ _SLACK = 1.1  # prompts are counted in words
 
 
 def text_objectives(objectives: Objectives) -> dict[str, float]:
-    """Return the objectives that are set, as hashed and stored."""
+    """Return the latency limits that are not None, as part of the scenario's stored parameters."""
     values = {"ttft_s": objectives.ttft_s, "tpot_s": objectives.tpot_s, "e2e_s": objectives.e2e_s}
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One request at a time: the latency of a single user."""
+"""One request at a time: the latency for a single user."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,7 +13,11 @@ _TAIL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A prompt of a given size that is not in the cache (cold), or cached except for its end (warm)."""
+    """One request with a prompt of a given size.
+
+    If `cache` is `cold`, the prompt does not hit the prefix cache. If it is `warm`, all but the end of the prompt is in
+    the prefix cache.
+    """
 
     warms_up: ClassVar[bool] = True
 
@@ -23,16 +27,16 @@ class Single:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
         return ScenarioKey(f"single:{self.cache}:{self.prompt_tokens}", "single", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for prompt and answer."""
+        """Return whether the model generates text and its context is long enough for prompt and response."""
         return fits(model, self.prompt_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send one request; a warm request follows an unrecorded one-token request with the same prefix."""
+        """Send one request. For `warm`, an unrecorded request first puts the prompt's prefix into the prefix cache."""
         if self.cache == "warm":
             return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
         turns = subject.prompts(seed).cold(self.prompt_tokens)
@@ -41,7 +45,7 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAtDepth:
-    """Decoding after a cached context of a given depth, so that prefill takes almost no time."""
+    """A request that decodes after a long cached context. Because of the cache hit, prefill takes almost no time."""
 
     warms_up: ClassVar[bool] = True
 
@@ -50,21 +54,28 @@ class DecodeAtDepth:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
         return ScenarioKey(f"decode:{self.depth_tokens}", "decode", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether a text model has room for context and answer."""
+        """Return whether the model generates text and its context is long enough for cached context and response."""
         return fits(model, self.depth_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send a one-token request with the context, then the measured request."""
+        """Put the context into the prefix cache with an unrecorded request, then send the measured request."""
         return await warm_request(subject, seed, self.depth_tokens, self.max_tokens)
 
 
 async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
-    """Fill the cache with a prefix by an unrecorded request, then send the measured request with the prefix."""
+    """Put a prefix into the prefix cache with an unrecorded request, then send a measured request with this prefix.
+
+    Args:
+        subject: what is measured.
+        seed: random seed of the prompt.
+        prompt_tokens: tokens of the prefix.
+        max_tokens: maximum number of tokens of the measured response.
+    """
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)
     priming = await subject.client.ask(PromptRequest(subject.model.name, prompts.warm(prefix), max_tokens=1))

@@ -1,4 +1,4 @@
-"""Model loads: unload a model, load it with the same settings, and send one request."""
+"""Measures how long it takes to unload and load a model."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,10 @@ from helexa.bench.targets.target import Control, ServedModel, TargetError
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A cold start. The model is unavailable meanwhile, so sweeps do not include this scenario."""
+    """Unloads a model, loads it again, and sends a request.
+
+    The model is unavailable during the measurement, so sweeps do not include this scenario.
+    """
 
     warms_up: ClassVar[bool] = False
 
@@ -20,16 +23,16 @@ class Swap:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key under which the scenario's samples are stored."""
+        """Name and parameters under which samples of the scenario are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": "cold"}
         return ScenarioKey("swap", "swap", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model is a text model on a server that can load models."""
+        """Return whether the model generates text and `control` can load it."""
         return control is not None and bool(model.load) and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Unload the model, load it with the same quantization and devices, and send a request."""
+        """Unload the model, load it with the same quantization on the same devices, and send a request."""
         control, now = subject.control, subject.clock.now
         if control is None:
             return Outcome(error="the server cannot be told to load a model")

@@ -1,1 +1,1 @@
-"""Storage of measurements in SQLite: one writing process, any number of readers."""
+"""The SQLite database of measurements. One process writes. Any number of processes read."""

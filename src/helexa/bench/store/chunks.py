@@ -1,4 +1,7 @@
-"""Chunk times as bytes: zlib-compressed gaps in microseconds, little-endian uint32."""
+"""Encodes the arrival times of a response's chunks as bytes for the database.
+
+The bytes are the gaps between the times in microseconds (little-endian uint32), compressed by zlib.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ _LONGEST_US = 2**32 - 1
 
 
 def pack(moments: Sequence[float]) -> bytes | None:
-    """Pack ascending times in seconds since the request's start; return None for no times."""
+    """Encode ascending times in seconds since the request was sent. Return None if there are no times."""
     if not moments:
         return None
     microseconds = np.rint(np.asarray(moments, dtype=np.float64) * 1e6)
@@ -19,7 +22,7 @@ def pack(moments: Sequence[float]) -> bytes | None:
 
 
 def unpack(packed: bytes | None) -> tuple[float, ...]:
-    """Return the unpacked times in seconds."""
+    """Decode times that `pack` has encoded. Return seconds since the request was sent."""
     if packed is None:
         return ()
     gaps = np.frombuffer(zlib.decompress(packed), dtype="<u4")

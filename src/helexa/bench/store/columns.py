@@ -1,4 +1,4 @@
-"""Converts a sample to the columns of its run and the rows of its requests."""
+"""Converts a sample into a row of the table `run` and rows of the table `request`."""
 
 import json
 import statistics
@@ -22,7 +22,10 @@ REQUEST_COLUMNS = (
 
 
 def columns_of(sample: Sample) -> dict[str, Any]:
-    """Return the columns of `run`; the sample's own columns take precedence."""
+    """Return the columns of the table `run` for a sample.
+
+    Values in `sample.columns` replace computed values of the same name.
+    """
     return {
         **_summary(sample.measures),
         **_tokens(sample.records),
@@ -33,7 +36,7 @@ def columns_of(sample: Sample) -> dict[str, Any]:
 
 
 def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a sample for the database table `request`."""
+    """Yield a row of the table `request` for each request of a sample."""
     for number, record in enumerate(sample.records):
         measured = measure(record)
         yield {
@@ -78,7 +81,10 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
 
 
 def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Return the probes if there are any, else all records: other requests are background load."""
+    """Return the requests from which token counts are computed: only probes if there are any, else all requests.
+
+    Other requests next to probes are background load.
+    """
     return [record for record in records if record.role == "probe"] or records
 
 
@@ -94,7 +100,11 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _highest(readings: list[Reading]) -> dict[str, float | None]:
-    """Return the peak of each reading: the sum over devices for memory and power, the maximum for the others."""
+    """Return the highest value of each telemetry column during a sample.
+
+    With several devices, memory and power are summed over the devices at each moment. Utilization and temperature are
+    those of the highest device.
+    """
     moments: dict[float, list[Reading]] = {}
     for reading in readings:
         moments.setdefault(reading.at_s, []).append(reading)

@@ -1,4 +1,4 @@
-"""The SQLite file: connections of the writer and of readers, and schema migrations."""
+"""Opens the SQLite database for writing or reading, and migrates its schema."""
 
 import fcntl
 import re
@@ -15,14 +15,14 @@ _NUMBERED = re.compile(r"(\d{4})\.sql")
 
 
 class StoreError(HelexaError):
-    """The database cannot be opened, or a newer helexa wrote it."""
+    """The database cannot be opened, read or changed as requested."""
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Open the file for writing; create it if missing and migrate its schema.
+    """Open the database for writing. Create the file if it is missing, and migrate its schema.
 
     Raises:
-        StoreError: the file cannot be opened, is not a database, or was written by a newer helexa.
+        StoreError: the file cannot be opened, is not a database, or was written by a newer version of helexa.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def measuring(path: Path) -> Iterator[None]:
-    """Hold the lock for measurements: two concurrent measurements would disturb each other.
+    """Hold a file lock during measurements, because two processes that measure at once would disturb each other.
 
     Raises:
         StoreError: another process holds the lock, or the lock file cannot be opened.
@@ -65,7 +65,9 @@ def measuring(path: Path) -> Iterator[None]:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open the file for reading, also during writes. Only one thread at a time may use the connection.
+    """Open the database for reading. Another process may write to it at the same time.
+
+    Only one thread at a time may use the connection.
 
     Raises:
         StoreError: the file is missing, is not a database, or has another schema version.
@@ -93,7 +95,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def newest() -> int:
-    """Return the schema version after all migrations."""
+    """Return the schema version that this program reads and writes."""
     return _migrations()[-1][0]
 
 
@@ -116,14 +118,17 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrations() -> list[tuple[int, str]]:
-    """Return the number and script of each migration, in order."""
+    """Return version number and SQL script of each schema migration, in ascending order."""
     files = resources.files("helexa.bench.store").joinpath("migrations").iterdir()
     numbered = ((_NUMBERED.fullmatch(file.name), file) for file in files)
     return sorted((int(match[1]), file.read_text("utf-8")) for match, file in numbered if match)
 
 
 def _statements(script: str) -> list[str]:
-    """Return the statements of a script; `executescript` would commit the open transaction."""
+    """Split an SQL script into statements.
+
+    `executescript` is not used, because it would commit the open transaction.
+    """
     statements: list[str] = []
     lines: list[str] = []
     for line in script.splitlines():

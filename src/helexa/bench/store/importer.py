@@ -1,4 +1,7 @@
-"""Imports the table `runs` of the first helexa-bench. Missing values stay unknown; additional columns are kept."""
+"""Imports the table `runs` of the first version of helexa-bench.
+
+Values that the old table lacks are stored as unknown. Unknown columns of the old table are stored as extra data.
+"""
 
 import json
 import sqlite3
@@ -39,7 +42,7 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(slots=True)
 class ImportReport:
-    """Counts of imported rows: new, already imported, and unreadable."""
+    """Numbers of rows: newly imported, imported before, and unreadable."""
 
     added: int = 0
     known: int = 0
@@ -47,10 +50,10 @@ class ImportReport:
 
 
 def import_runs(store: Store, path: Path) -> ImportReport:
-    """Import all rows, skipping rows that were imported before.
+    """Import all rows from the database at `path`, except rows that were imported before.
 
     Raises:
-        StoreError: the file cannot be read, or the table is missing.
+        StoreError: the file cannot be read, or is not a database of the first helexa-bench.
     """
     report = ImportReport()
     with store.transaction():
@@ -109,7 +112,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _scenario(row: Mapping[str, Any]) -> ScenarioKey:
-    """Return the scenario with its name and a parameter that records its identical prompts."""
+    """Return the scenario of an old row. Its parameters record that old samples all sent the same prompt."""
     name = _required(row, "scenario_id")
     kind = _KINDS.get(name.partition(":")[0], "other")
     params = _present(prompt_tokens=row["prompt_size_approx"], max_tokens=row["max_tokens"])
@@ -183,7 +186,10 @@ def _gpus(entries: Any) -> Iterator[Gpu]:
 
 
 def _milliseconds(moment: object) -> int:
-    """Return UTC epoch milliseconds of an ISO 8601 text (default UTC) or of Unix seconds or milliseconds."""
+    """Return a time as UTC epoch milliseconds.
+
+    `moment` is an ISO 8601 text (UTC if it has no time zone), or a number of Unix seconds or milliseconds.
+    """
     if isinstance(moment, (int, float)):
         return round(moment if moment > 1e11 else moment * 1000)
     moment_read = datetime.fromisoformat(str(moment).replace(" UTC", "+00:00"))

@@ -1,4 +1,4 @@
-"""Reads typed rows from a database that another process may be writing."""
+"""Reads typed rows from the database, also during writes of another process."""
 
 import json
 import sqlite3
@@ -61,7 +61,7 @@ _RUN_FILTERS = {
 
 
 class Reader:
-    """The database, open for reading. Only one thread at a time may use it."""
+    """The database, opened for reading. Only one thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_reader(path)
@@ -73,11 +73,11 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._connection.close()
 
     def builds(self) -> list[BuildRow]:
-        """Return all builds in the order of their first sample."""
+        """Return all builds, ordered by their first sample."""
         return self._rows(BuildRow, "SELECT * FROM build ORDER BY first_seen_ms, id")
 
     def hosts(self) -> list[HostRow]:
@@ -89,75 +89,76 @@ class Reader:
         return self._rows(TargetRow, "SELECT * FROM target ORDER BY name")
 
     def models(self) -> list[ModelRow]:
-        """Return all models, one for each configuration."""
+        """Return all models. A model with several configurations has several rows."""
         return self._rows(ModelRow, "SELECT * FROM model ORDER BY name, first_seen_ms, id")
 
     def scenarios(self) -> list[ScenarioRow]:
-        """Return all scenarios, one for each set of parameters."""
+        """Return all scenarios. A scenario with several sets of parameters has several rows."""
         return self._rows(ScenarioRow, "SELECT * FROM scenario ORDER BY kind, name, id")
 
     def cells(self) -> list[CellRow]:
-        """Return all cells with their statistics."""
+        """Return all measured benchmark configurations, with numbers and times of their samples."""
         return self._rows(CellRow, "SELECT * FROM cell_stats ORDER BY first_ms")
 
     def latest_cells(self) -> list[CellRow]:
-        """Return the most recently measured cell of each target, model and scenario name."""
+        """Return the most recently measured benchmark configuration of each target, model name and scenario name."""
         return self._rows(CellRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
 
     def run_count(self) -> int:
-        """Return the number of runs."""
+        """Return the number of stored samples."""
         return self._connection.execute("SELECT count(*) FROM run").fetchone()[0]
 
     def run(self, run_id: int) -> RunRow | None:
-        """Return one run, or None."""
+        """Return the sample with this id, or None if there is none."""
         rows = self._rows(RunRow, f"SELECT {_RUN_SELECT} FROM {_RUN_FROM} WHERE run.id = ?", (run_id,))
         return rows[0] if rows else None
 
     def runs(self, *, limit: int = 500, offset: int = 0, **filters: Any) -> list[RunRow]:
-        """Return runs, newest first.
+        """Return samples that match the filters, newest first.
 
         Args:
-            limit: maximum number of runs.
-            offset: number of runs to skip.
-            filters: `target`, `host`, `model`, `scenario`, `kind`, `sha` by name; ids such as `target_id`; `ok`;
-                `since_ms`, `before_ms`. None matches any value.
+            limit: maximum number of samples.
+            offset: number of samples to skip.
+            filters: required values. Names are `target`, `host`, `model`, `scenario`, `kind` and `sha`. Row ids are
+                `target_id`, `host_id`, `build_id`, `model_id` and `scenario_id`. `ok` selects valid or invalid samples,
+                `since_ms` and `before_ms` a period. None matches every value.
         """
         where, values = _where(filters)
         sql = f"SELECT {_RUN_SELECT} FROM {_RUN_FROM}{where} ORDER BY started_ms DESC, run.id DESC LIMIT ? OFFSET ?"
         return self._rows(RunRow, sql, (*values, limit, offset))
 
     def metrics(self, run_id: int) -> dict[str, Any]:
-        """Return the `metrics` of a run: distributions and totals by metric, and extra data."""
+        """Return the JSON data of a sample: summary statistics and totals by metric, and extra data."""
         row = self._connection.execute("SELECT metrics FROM run WHERE id = ?", (run_id,)).fetchone()
         return json.loads(row[0]) if row else {}
 
     def artifact(self, run_id: int) -> str | None:
-        """Return the artifact of a run, or None."""
+        """Return the response text that is stored with a sample, or None."""
         row = self._connection.execute("SELECT artifact FROM run WHERE id = ?", (run_id,)).fetchone()
         return row[0] if row else None
 
     def requests(self, run_id: int) -> list[RequestRow]:
-        """Return the requests of a run in order."""
+        """Return the requests of a sample, in the order in which they were stored."""
         columns = ", ".join(
             "chunks AS chunks_s" if field.name == "chunks_s" else field.name for field in fields(RequestRow)
         )
         return self._rows(RequestRow, f"SELECT {columns} FROM request WHERE run_id = ? ORDER BY number", (run_id,))
 
     def telemetry(self, run_id: int) -> list[Reading]:
-        """Return the readings of a run in order."""
+        """Return the accelerator readings of a sample, ordered by time and device."""
         columns = ", ".join(field.name for field in fields(Reading))
         return self._rows(Reading, f"SELECT {columns} FROM telemetry WHERE run_id = ? ORDER BY at_s, device", (run_id,))
 
     def scores(self, run_id: int) -> list[ScoreRow]:
-        """Return the scores of a run's artifact, newest first."""
+        """Return the scores that scorers have set for a sample, newest first."""
         return self._rows(ScoreRow, "SELECT * FROM score WHERE run_id = ? ORDER BY at_ms DESC", (run_id,))
 
     def alerts(self, limit: int = 500) -> list[AlertRow]:
-        """Return alerts, newest first."""
+        """Return the newest `limit` alerts, newest first."""
         return self._rows(AlertRow, "SELECT * FROM alert ORDER BY raised_ms DESC, id DESC LIMIT ?", (limit,))
 
     def select(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of any query."""
+        """Execute an SQL query with the parameters `values` and return its rows."""
         return self._connection.execute(sql, values).fetchall()
 
     def _rows(self, kind: type[RowT], sql: str, values: Sequence[Any] = ()) -> list[RowT]:

@@ -1,4 +1,7 @@
-"""Retention: single requests and readings are deleted after some days; runs with their percentiles are kept."""
+"""Deletes old data on single requests and old accelerator readings.
+
+Samples and their percentiles are not deleted.
+"""
 
 from helexa.bench.store.store import Store, now_ms
 
@@ -6,7 +9,11 @@ _DAY_MS = 86_400_000
 
 
 def prune(store: Store, days: int) -> int:
-    """Delete requests and readings of runs older than `days` days; return the number of deleted requests."""
+    """Delete requests and accelerator readings of samples that are older than `days` days.
+
+    Returns:
+        The number of deleted requests.
+    """
     old = "run_id IN (SELECT id FROM run WHERE started_ms < ?)"
     before = (now_ms() - days * _DAY_MS,)
     with store.transaction() as connection:

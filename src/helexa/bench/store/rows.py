@@ -1,4 +1,4 @@
-"""The stored rows as types."""
+"""Dataclasses for the rows of the database tables."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from helexa.bench.measurement.request_record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A reading of one accelerator, `at_s` seconds after a sample's start."""
+    """A reading of one accelerator, taken `at_s` seconds after the start of a sample."""
 
     at_s: float
     device: int
@@ -21,21 +21,21 @@ class Reading:
 
 @dataclass(slots=True)
 class Sample:
-    """One execution of a scenario, stored as a `run` row.
+    """One execution of a scenario. It is stored as a row of the table `run`.
 
     Attributes:
         started_ms: start in UTC epoch milliseconds.
-        start: start on the client's monotonic clock.
+        start: start on the client's monotonic clock, in seconds.
         duration_s: duration in seconds.
-        seed: random seed, or None if unknown.
-        ok: whether the sample is valid.
+        seed: random seed of the load, or None if unknown.
+        ok: True if the sample is valid.
         error: reason why the sample is invalid, or None.
         records: the requests.
-        measures: measures of the requests, or None.
-        readings: readings of accelerators.
-        artifact: answer to store, or None.
-        columns: further columns of `run`, for example `load_s` or `concurrency`.
-        extra: further data for `metrics`.
+        measures: metrics of the requests, or None if the sample was imported.
+        readings: readings of accelerators during the sample.
+        artifact: response text to store, or None.
+        columns: additional columns of the row, for example `load_s` or `concurrency`.
+        extra: additional data, stored in the JSON column `metrics`.
     """
 
     started_ms: int
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A row of `run` with the names of its target, host, build, model and scenario."""
+    """A sample (row of the table `run`) with the names of its target, host, build, model and scenario."""
 
     id: int
     key: str
@@ -117,7 +117,10 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A row of `request`; `chunks_s` are seconds since the request was sent."""
+    """A request of a sample (row of the table `request`).
+
+    `chunks_s` contains the arrival time of each chunk, in seconds since the request was sent.
+    """
 
     run_id: int
     number: int
@@ -146,7 +149,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class BuildRow:
-    """A row of `build`."""
+    """A measured build (row of the table `build`)."""
 
     id: int
     engine: str
@@ -162,7 +165,7 @@ class BuildRow:
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """A row of `host`."""
+    """A host with its hardware and drivers (row of the table `host`)."""
 
     id: int
     hostname: str
@@ -180,7 +183,7 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """A row of `target`."""
+    """A measured server (row of the table `target`)."""
 
     id: int
     name: str
@@ -191,7 +194,7 @@ class TargetRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A row of `model`."""
+    """A model with its configuration (row of the table `model`)."""
 
     id: int
     name: str
@@ -202,7 +205,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRow:
-    """A row of `scenario`."""
+    """A scenario with its parameters (row of the table `scenario`)."""
 
     id: int
     name: str
@@ -213,7 +216,10 @@ class ScenarioRow:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """A row of `cell_stats` or `latest_cell`: sample counts and times of one cell."""
+    """Numbers and times of the samples of one benchmark configuration.
+
+    This is a row of the views `cell_stats` and `latest_cell`.
+    """
 
     target_id: int
     host_id: int
@@ -229,7 +235,7 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """A row of `score`."""
+    """The score that a scorer has set for a sample's response (row of the table `score`)."""
 
     run_id: int
     scorer: str
@@ -239,7 +245,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class AlertRow:
-    """A row of `alert`."""
+    """A suspected, confirmed or dismissed performance change (row of the table `alert`)."""
 
     id: int
     target_id: int

@@ -1,4 +1,4 @@
-"""The writer of the database; each finished sample is one transaction."""
+"""Writes measurements to the database. Each sample is written in one transaction."""
 
 import json
 import sqlite3
@@ -18,7 +18,11 @@ from helexa.core.version import __version__
 
 
 class CellCount(NamedTuple):
-    """Number of good runs and of all runs of a cell, and whether the server was saturated in any run."""
+    """Numbers of samples of one benchmark configuration (cell).
+
+    `good` counts valid samples, `all` counts all samples. `saturated` is True if the server was saturated in at least
+    one sample.
+    """
 
     good: int
     all: int
@@ -26,7 +30,7 @@ class CellCount(NamedTuple):
 
 
 class Store:
-    """The database, open for writing. Not thread-safe."""
+    """The database, opened for writing. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_writer(path)
@@ -38,12 +42,12 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._connection.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection in a transaction, which is rolled back on an exception."""
+        """Provide the connection within a transaction. The transaction is rolled back if the `with` block raises."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -53,7 +57,7 @@ class Store:
         self._connection.execute("COMMIT")
 
     def count(self, cell: Cell) -> CellCount:
-        """Return the number of runs of a cell."""
+        """Return the numbers of stored samples of `cell`."""
         row = self._connection.execute(
             "SELECT coalesce(sum(ok), 0), count(*), coalesce(max(metrics ->> 'saturated'), 0) FROM run"
             " JOIN target ON target.id = target_id AND target.name = ?"
@@ -72,18 +76,21 @@ class Store:
         return CellCount(row[0], row[1], bool(row[2]))
 
     def record(self, cell: Cell, sample: Sample) -> int:
-        """Store a sample with all its data; return the id of its run."""
+        """Store a sample with its requests and readings in one transaction. Return the row id of the sample."""
         with self.transaction():
             return self._put(cell, sample, f"live:{uuid.uuid4()}")[0]
 
     def import_sample(self, cell: Cell, sample: Sample, key: str, score: tuple[str, float] | None) -> bool:
-        """Store an imported sample and its score in the caller's transaction; return whether the sample is new.
+        """Store an imported sample and its score within the caller's transaction, if it was not imported before.
 
         Args:
-            cell: the cell of the sample.
+            cell: benchmark configuration of the sample.
             sample: the sample.
-            key: unique key of the sample.
+            key: unique key of the sample, by which repeated imports are detected.
             score: scorer and score, or None.
+
+        Returns:
+            True if the sample was stored, False if it was imported before.
         """
         run_id, added = self._put(cell, sample, key)
         if added and score is not None:
@@ -119,10 +126,12 @@ class Store:
         return run_id, added
 
     def score(self, run_id: int, score: float, scorer: str) -> None:
-        """Set a scorer's score of a run's artifact.
+        """Set the score that `scorer` gives to the response of a sample.
+
+        An earlier score of the same scorer is replaced.
 
         Raises:
-            StoreError: the run does not exist.
+            StoreError: no sample has the id `run_id`.
         """
         with self.transaction() as connection:
             if connection.execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone() is None:
@@ -134,10 +143,14 @@ class Store:
             )
 
     def put_alert(self, alert: Mapping[str, Any]) -> int:
-        """Insert an alert, or update the alert of the same cell and metric; return its id.
+        """Insert an alert, or update the existing alert of the same benchmark configuration and metric.
 
         Args:
-            alert: columns of `alert`; `baseline_builds` is a list. An update keeps `raised_ms`.
+            alert: values by column of the table `alert`. `baseline_builds` is a list of row ids. An update does not
+                change `raised_ms`.
+
+        Returns:
+            The row id of the alert.
         """
         columns = {**alert, "baseline_builds": json.dumps(alert["baseline_builds"])}
         key = ("target_id", "host_id", "build_id", "model_id", "scenario_id", "metric")
@@ -190,7 +203,7 @@ class Store:
 
 
 def now_ms() -> int:
-    """Return the present time in UTC epoch milliseconds."""
+    """Return the current time in UTC epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -203,7 +216,11 @@ def _insert(table: str, columns: Mapping[str, Any] | tuple[str, ...], otherwise:
 def _upsert(
     connection: sqlite3.Connection, table: str, key: tuple[str, ...], columns: Mapping[str, Any]
 ) -> tuple[int, bool]:
-    """Insert a row unless its natural key exists; return its id and whether it was inserted."""
+    """Insert a row if no row has the same key columns.
+
+    Returns:
+        The id of the new or existing row, and True if the row is new.
+    """
     added = connection.execute(f"{_insert(table, columns)} ON CONFLICT DO NOTHING RETURNING id", columns).fetchone()
     if added is not None:
         return added[0], True

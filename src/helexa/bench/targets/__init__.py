@@ -1,1 +1,1 @@
-"""Servers to measure: identity, models, and control of loads."""
+"""Servers to measure: reading their build, hardware and models, and loading models."""

@@ -1,4 +1,4 @@
-"""Connects to configured targets."""
+"""Creates clients for the configured targets."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from helexa.bench.targets.target import TargetServer
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A target and its connection."""
+    """A target with its management API, its configuration and an HTTP session."""
 
     target: Target
     server: TargetServer
@@ -26,7 +26,12 @@ class Connection:
     rejected: RejectedParameters = field(default_factory=RejectedParameters)
 
     def client(self, timeout_secs: float, clock: Clock) -> Client:
-        """Return a client of the target."""
+        """Return a benchmark client that sends requests to the target.
+
+        Args:
+            timeout_secs: longest duration of a request, in seconds.
+            clock: source of the current time.
+        """
         return Client(
             self.session,
             self.section.endpoint,
@@ -40,7 +45,7 @@ class Connection:
 
 
 def connect(section: TargetSection, session: aiohttp.ClientSession) -> Connection:
-    """Return a connection without sending requests."""
+    """Create the connection of a configured target. No request is sent yet."""
     calls = JsonCalls(session, section.endpoint, dialect_of(section.kind).headers(_bearer(section)))
     server = NeuronTarget(calls) if section.kind == "neuron" else OpenAITarget(calls, section.kind)
     return Connection(Target(section.name, section.kind, section.endpoint, section.label), server, section, session)

@@ -1,4 +1,4 @@
-"""Short JSON requests to a target outside the measured load, bounded in time and size."""
+"""Short JSON requests to a target that are not part of the measured load. Their duration and size are limited."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ _MAX_REASON_CHARS = 300
 
 
 class JsonCalls:
-    """Requests below a base URL with the target's key."""
+    """Sends JSON requests to a target with the target's API key."""
 
     def __init__(self, session: aiohttp.ClientSession, endpoint: str, headers: dict[str, str]) -> None:
         self._session = session
@@ -22,25 +22,25 @@ class JsonCalls:
         self._headers = headers
 
     async def get(self, path: str) -> Any:
-        """Return the JSON at a path.
+        """Send a GET request and return the parsed JSON response.
 
         Raises:
-            TargetError: the target is unreachable, rejects the request, or sends an invalid answer.
+            TargetError: the target is unreachable, returns an error status, or does not return JSON.
         """
         return await self._call("GET", path, None, _CALL_SECS)
 
     async def get_or_none(self, path: str) -> Any:
-        """Return the JSON at a path, or None on an error."""
+        """Send a GET request and return the parsed JSON response, or None if the request fails."""
         try:
             return await self.get(path)
         except TargetError:
             return None
 
     async def post(self, path: str, body: object, timeout_secs: float) -> Any:
-        """Return the JSON answer to a JSON body.
+        """Send `body` as JSON in a POST request and return the parsed JSON response.
 
         Raises:
-            TargetError: the target is unreachable, rejects the request, or sends an invalid answer.
+            TargetError: the target is unreachable, returns an error status, or does not return JSON.
         """
         return await self._call("POST", path, body, timeout_secs)
 

@@ -1,4 +1,4 @@
-"""A neuron as a target: it reports its build, hardware and loaded models."""
+"""Targets of kind `neuron`: nodes of helexa, which report their build, hardware and models and can load models."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,7 +20,7 @@ _NAMED_FACTS = {"git_sha", "git_sha_long", "git_dirty", "package_version", "buil
 
 
 class NeuronTarget:
-    """One node, which is also its own control."""
+    """A helexa node. It also implements `Control`, the management API."""
 
     ignore_eos = True
 
@@ -29,11 +29,14 @@ class NeuronTarget:
 
     @property
     def control(self) -> "NeuronTarget":
-        """This target."""
+        """The management API of the node, which is this object."""
         return self
 
     async def identity(self) -> Identity:
-        """Return the identity from `/version` and `/discovery`; old nodes have no `/discovery`."""
+        """Return the build from `/version` and the hardware from `/discovery`.
+
+        On old nodes without `/discovery`, only the host name is known.
+        """
         version = await self._calls.get("/version")
         if not isinstance(version, dict):
             raise TargetError(f"{self._calls.endpoint}/version does not answer as a neuron does")
@@ -42,7 +45,7 @@ class NeuronTarget:
         return Identity(_host(discovery, self._calls.endpoint), build_of(version))
 
     async def models(self) -> list[ServedModel]:
-        """Return the loaded models of `/models` that can serve."""
+        """Return the models from `/models` that are loaded and accept requests."""
         entries = await self._calls.get("/models")
         if not isinstance(entries, list):
             raise TargetError(f"{self._calls.endpoint}/models does not answer as a neuron does")
@@ -50,7 +53,7 @@ class NeuronTarget:
         return [_served(info) for info in infos if info.servable is None or info.servable.ok]
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """Return the readings of devices from `/health`."""
+        """Return a reading of each device from `/health`, with `at_s` as its time."""
         health = await self._health()
         return [
             Reading(at_s, device.index, device.vram_used_mb, device.utilization_pct, device.temp_c)
@@ -58,16 +61,16 @@ class NeuronTarget:
         ]
 
     async def in_flight(self, model: str) -> int:
-        """Return the number of running and waiting requests of a model."""
+        """Return the number of running and waiting requests for `model`."""
         health = await self._health()
         return sum(load.in_flight + load.queue_depth for load in health.models if load.id == model)
 
     async def unload(self, model: str) -> None:
-        """Unload a model; return when its memory is free."""
+        """Unload a model and wait until its memory is free."""
         await self._calls.post("/models/unload", {"model_id": model}, _UNLOAD_SECS)
 
     async def load(self, spec: Mapping[str, Any]) -> None:
-        """Load a model; return when it serves."""
+        """Load a model and wait until it accepts requests. `spec` is the body of the load request."""
         await self._calls.post("/models/load", dict(spec), _LOAD_SECS)
 
     async def _health(self) -> Health:
@@ -75,7 +78,7 @@ class NeuronTarget:
 
 
 def build_of(version: Mapping[str, Any]) -> Build:
-    """Return the build that `/version` reports."""
+    """Return the build that a node's response to `/version` describes."""
     dirty = version.get("git_dirty")
     sha = str(version.get("git_sha") or UNKNOWN)
     return Build(
@@ -117,7 +120,7 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _served(info: ModelInfo) -> ServedModel:
-    """Return a loaded model. Its load request keeps the quantization and devices."""
+    """Return a loaded model. Its load request specifies the current quantization and devices."""
     config: dict[str, Any] = {"harness": info.harness, "devices": info.devices}
     load: dict[str, Any] = {"model_id": info.id, "harness": info.harness}
     if info.quant is not None:

@@ -1,4 +1,4 @@
-"""Any other server as a target: models and engine version from its API."""
+"""All other kinds of targets. Models and engine version are read from the server's public API."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,9 +13,10 @@ _MAX_VERSION_CHARS = 100
 
 
 class OpenAITarget:
-    """A server with the OpenAI or Anthropic API format, or a cortex. Its hardware is unknown except for the host name.
+    """A server with OpenAI's or Anthropic's API format, or helexa's gateway (cortex).
 
-    A new version of llama.cpp, vLLM or Ollama is a new build.
+    Of the server's hardware, only the host name is known. The engine version of llama.cpp, vLLM and Ollama is the
+    build, so a new version is measured as a new build.
     """
 
     def __init__(self, calls: JsonCalls, kind: TargetKind) -> None:
@@ -25,16 +26,16 @@ class OpenAITarget:
 
     @property
     def control(self) -> Control | None:
-        """Always None."""
+        """Always None, because these servers have no management API."""
         return None
 
     @property
     def ignore_eos(self) -> bool:
-        """Whether the server supports `ignore_eos`, known after `identity`."""
+        """True if the server supports the parameter `ignore_eos`. Only valid after a call of `identity`."""
         return self._engine in ("cortex", "llama.cpp", "vllm")
 
     async def identity(self) -> Identity:
-        """Return the host name, and the engine's version if the server reports it."""
+        """Return the host name, and the engine with its version if the server reports it."""
         host = Host(urlsplit(self._calls.endpoint).hostname or "")
         if self._kind == "cortex":
             document = await self._calls.get_or_none("/openapi.json")
@@ -51,7 +52,7 @@ class OpenAITarget:
         return Identity(host, Build(self._kind, EXTERNAL))
 
     async def models(self) -> list[ServedModel]:
-        """Return the models of `/v1/models`; if entries have helexa's `loaded` flag, only loaded models."""
+        """Return the models that `/v1/models` lists, except models that a helexa server lists as not loaded."""
         listing = await self._calls.get("/v1/models")
         data = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(data, list):
@@ -60,7 +61,7 @@ class OpenAITarget:
         return [_served(entry) for entry in entries if entry.get("loaded", True) is True]
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """Return no readings."""
+        """Return an empty list, because these servers do not report accelerator readings."""
         return []
 
 

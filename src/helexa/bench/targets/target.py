@@ -1,4 +1,4 @@
-"""The protocol of targets."""
+"""The interface of servers to measure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from helexa.core.errors import HelexaError
 
 
 class TargetError(HelexaError):
-    """A target is unreachable, or its answer is invalid."""
+    """A target is unreachable, returns an error, or returns an invalid response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The present host and build of a target."""
+    """The host and the build of a target at the moment."""
 
     host: Host
     build: Build
@@ -23,14 +23,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A warm model.
+    """A model that is loaded on a target.
 
     Attributes:
         model: name and configuration.
         capabilities: for example `text`, `vision`, `image`, `embedding`.
-        context: context size in tokens, or None if unknown.
-        tool_call: whether the model supports tool calls, according to the server.
-        load: body of the request that loads the model with the same settings.
+        context: context length in tokens, or None if unknown.
+        tool_call: False if the server reports that the model does not support tool calls.
+        load: body of a request that loads the model with its current settings. Empty if the server cannot load models.
     """
 
     model: Model
@@ -41,47 +41,53 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """Name of the model in requests."""
+        """The model's name, as used in requests."""
         return self.model.name
 
 
 class Control(Protocol):
-    """Inspection and control of a server outside the API."""
+    """Management API of a server: loads and unloads models, and counts requests in flight."""
 
     async def in_flight(self, model: str) -> int:
-        """Return the number of running and waiting requests of a model."""
+        """Return the number of running and waiting requests for `model`."""
         ...
 
     async def unload(self, model: str) -> None:
-        """Unload a model; return when its memory is free."""
+        """Unload a model and wait until its memory is free."""
         ...
 
     async def load(self, spec: Mapping[str, Any]) -> None:
-        """Load a model; return when it serves."""
+        """Load a model and wait until it accepts requests. `spec` is the body of the load request."""
         ...
 
 
 class TargetServer(Protocol):
-    """A server. Every method raises `TargetError`."""
+    """A server to measure. All methods may raise `TargetError`."""
 
     @property
     def control(self) -> Control | None:
-        """Control of the server, or None."""
+        """The management API of the server, or None if the server has none."""
         ...
 
     @property
     def ignore_eos(self) -> bool:
-        """Whether the server supports `ignore_eos`."""
+        """True if the server supports the parameter `ignore_eos`.
+
+        With this parameter, the server continues decoding after the end-of-sequence token.
+        """
         ...
 
     async def identity(self) -> Identity:
-        """Return the present host and build."""
+        """Return the host and the build of the server at the moment."""
         ...
 
     async def models(self) -> list[ServedModel]:
-        """Return the warm models."""
+        """Return the models that are loaded on the server."""
         ...
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """Return readings of the accelerators; empty if unknown."""
+        """Return a reading of each accelerator, with `at_s` as its time.
+
+        Empty if the server does not report readings.
+        """
         ...

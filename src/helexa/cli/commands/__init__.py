@@ -1,1 +1,1 @@
-"""The subcommands, one module each."""
+"""The subcommands of `helexa`, one module each."""

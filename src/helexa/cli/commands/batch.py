@@ -1,4 +1,4 @@
-"""`helexa generate --prompts`: answer many prompts, writing the answers as JSON lines."""
+"""`helexa generate --prompts`: generate responses to a file of prompts, and write them as JSON lines."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ from helexa.generation.request import Ask, Request
 
 @dataclass
 class BatchProgress:
-    """Counts of answered prompts, shown on stderr if `progress` is set."""
+    """Counts the completed and failed prompts of a batch. If `progress` is set, it shows the count on stderr."""
 
     progress: Progress | None
     started: float = field(default_factory=time.monotonic)
@@ -34,7 +34,7 @@ class BatchProgress:
     answer_tokens: int = 0
 
     def count(self, _: int, result: Result) -> None:
-        """Count `result`, the result of one prompt, as answered or failed."""
+        """Add the result of one prompt (a completion or an error) to the counts."""
         if isinstance(result, Completion):
             self.answered += 1
             self.prompt_tokens += result.usage.prompt
@@ -53,10 +53,19 @@ class BatchProgress:
 def answer_file(
     model: Model, prompts: str, output: Path | None, ask: Ask, *, parallel: int | None, stats: bool, quiet: bool
 ) -> int:
-    """Answer the prompts of a file, and write the answers to a file or to stdout; return the exit code.
+    """Generate responses to the prompts in a file, write them to `output` or stdout, and return the exit code.
+
+    Args:
+        model: the model.
+        prompts: path of the file of prompts, or `-` for stdin.
+        output: path of the file of results, or None for stdout.
+        ask: default options of all prompts.
+        parallel: number of concurrent requests, or None for a default.
+        stats: whether to print token counts and durations on stderr.
+        quiet: whether to print only errors on stderr.
 
     Raises:
-        HelexaError: no further prompt can be answered; finished answers are written.
+        HelexaError: the run cannot continue. The results so far are already written.
     """
     drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
     with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
@@ -93,7 +102,7 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tal
 
 @contextmanager
 def _file_of(prompts: str) -> Iterator[Path]:
-    """Yield the path of the file of prompts. For `-`, copy stdin to a temporary file and yield its path."""
+    """Yield the path of the file of prompts. If `prompts` is `-`, copy stdin to a temporary file first."""
     if prompts != "-":
         if not Path(prompts).is_file():
             raise CommandError(f"{prompts}: no such file", USAGE)

@@ -1,4 +1,4 @@
-"""`helexa chat`: a conversation on the terminal, or one answer on stdout."""
+"""`helexa chat`: a conversation with a model on the terminal, or one response on stdout."""
 
 import sys
 from typing import Annotated

@@ -31,7 +31,10 @@ def completion(
 
 
 def model_names(context: "CompletionContext") -> list[str]:
-    """Return the cached models of this machine, and the models of a local server if it answers quickly."""
+    """Return the model names that the shell completes: cached models and models of a local server.
+
+    A local server that does not respond quickly is ignored.
+    """
     from contextlib import suppress
 
     from helexa.cli.gateway import Gateway

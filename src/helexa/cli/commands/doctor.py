@@ -1,4 +1,4 @@
-"""`helexa doctor`: the hardware and software of this machine, and the device that models run on."""
+"""`helexa doctor`: report the hardware and software of this machine, and the device on which models run."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`helexa generate`: answer one prompt or a file of prompts."""
+"""`helexa generate`: generate responses to one prompt or to a file of prompts."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def generate(
 
 
 def _schema(text: str | None) -> dict[str, Any] | None:
-    """Return the JSON Schema in `text`, or in the file named `text`."""
+    """Return the parsed JSON Schema that `text` contains, or that the file named `text` contains."""
     if text is None:
         return None
     where = "--schema"

@@ -1,4 +1,4 @@
-"""`helexa list`: the cached models of this machine."""
+"""`helexa list`: list the models that are downloaded to this machine."""
 
 import json
 import time

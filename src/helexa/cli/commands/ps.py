@@ -1,4 +1,4 @@
-"""`helexa ps`: the models of the fleet and their load."""
+"""`helexa ps`: list the models on all nodes of a gateway, and their load."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,10 @@ _HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one node. `tok_s` is the decoded tokens per second of one stream. Unknown values are None."""
+    """One row of the printed table: a model on a node, and its load.
+
+    Unknown values are None. `tok_s` is the decode speed of one stream in tokens per second.
+    """
 
     model: str
     node: str

@@ -1,4 +1,4 @@
-"""`helexa run`: run one model, downloaded if missing: a conversation on a terminal, or one answer."""
+"""`helexa run`: download a model if it is missing, and chat with it on a terminal or print one response."""
 
 from typing import Annotated
 

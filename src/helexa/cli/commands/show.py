@@ -1,4 +1,4 @@
-"""`helexa show`: properties of a model from its files."""
+"""`helexa show`: print the properties of a model, read from its files."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`helexa status`: the state of the gateway and its nodes in words."""
+"""`helexa status`: print the state of the gateway and its nodes as sentences."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`helexa up`: run one neuron and one cortex on this machine until the command ends."""
+"""`helexa up`: run one node (neuron) and one gateway (cortex) on this machine until the command ends."""
 
 import errno
 import importlib.util
@@ -128,10 +128,12 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
 
 
 def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:
-    """Wait until the node has loaded its models; return None after a stop signal.
+    """Wait until the node has loaded its models, and return which models were loaded or failed.
+
+    Return None if a stop signal such as Ctrl-C arrives first.
 
     Raises:
-        CommandError: a server ended or does not answer, or no model could be loaded.
+        CommandError: a server process ended or does not respond, or no model could be loaded.
     """
     deadline = time.monotonic() + _LISTEN_SECONDS
     while stack.watch(_TICK_SECONDS):
@@ -150,10 +152,12 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
 
 
 def _until_served(stack: Stack, cortex: Gateway, progress: Progress) -> list[str]:
-    """Wait until the gateway lists loaded models; return their ids, or an empty list after a stop signal.
+    """Wait until the gateway lists loaded models, and return their ids.
+
+    Return an empty list if a stop signal such as Ctrl-C arrives first.
 
     Raises:
-        CommandError: a server ended or does not answer.
+        CommandError: a server process ended or does not respond.
     """
     deadline = time.monotonic() + _LISTEN_SECONDS
     while stack.watch(_TICK_SECONDS):
@@ -216,7 +220,10 @@ Logs are in {logs}; Ctrl-C stops everything.""",
 
 
 def _command() -> str:
-    """Return how to call the `helexa` command again: `helexa` if it is on the PATH, else the path of the program."""
+    """Return the shell command that starts `helexa` again.
+
+    It is `helexa` if this program is on the PATH, else the path of the running program.
+    """
     called = Path(sys.argv[0])
     if shutil.which("helexa"):
         return "helexa"

@@ -1,1 +1,1 @@
-"""A conversation on the terminal."""
+"""A conversation with a model on the terminal."""

@@ -1,4 +1,4 @@
-"""Prints the answers of one prompt to stdout as streamed text, text or JSON, and their statistics to stderr."""
+"""Prints the responses to a prompt to stdout as text or JSON, and their statistics to stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ Form = Literal["text", "json", "jsonl"]
 def print_answers(
     model: Model, prompt: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
 ) -> Sequence[Completion]:
-    """Request and print `n` answers.
+    """Request `n` responses to a prompt, print them to stdout, and return them.
 
-    If `stream`, a single text answer is printed while it is generated. All other answers are printed when complete.
+    If `stream` is set and only one response is requested as text, the text is printed while it is generated. In all
+    other cases, the responses are printed when they are complete.
     """
     if form == "text" and n == 1 and stream:
         return _print_stream(model.stream(prompt, **options))
@@ -38,7 +39,10 @@ def print_answers(
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
-    """Print on stderr whether an answer reached the token limit, and if `stats`, the statistics of each answer."""
+    """Print a note on stderr if a response reached its token limit. If `stats`, also print statistics of each response.
+
+    If `quiet`, the note is not printed.
+    """
     if not quiet and any(completion.finish_reason == "length" for completion in answers):
         note("the answer stopped at the token limit")
     for completion in answers if stats else ():
@@ -46,7 +50,7 @@ def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
 
 
 def stats_line(completion: Completion) -> str:
-    """Return the token counts and durations of an answer in one line."""
+    """Return the token counts and durations of a response as one line of text."""
     usage, times = completion.usage, completion.timings
     cached = f" ({usage.cached} from the cache)" if usage.cached else ""
     columns = [f"prompt {usage.prompt} tokens{cached}", f"answer {usage.completion} tokens"]
@@ -60,7 +64,7 @@ def stats_line(completion: Completion) -> str:
 
 
 def _print_stream(stream: Stream) -> Sequence[Completion]:
-    """Print a streamed answer without its reasoning."""
+    """Print a streamed response without its reasoning, and return its completion."""
     end = ""
     try:
         with closing(stream):

@@ -1,4 +1,4 @@
-"""The slash commands of a conversation."""
+"""The slash commands of a conversation on the terminal, such as /model and /retry."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,15 +33,22 @@ _YES, _NO = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
 
 
 class ChatCommands:
-    """The slash commands of one conversation.
+    """The slash commands of one conversation on the terminal.
 
     Attributes:
-        target: where the model runs.
-        names: names of all commands.
+        target: the server or private engine that runs the current model.
+        names: names of all commands, for completion.
     """
 
     def __init__(self, conversation: Conversation, where: Where, target: Target, answer: Callable[[str], None]) -> None:
-        """Create the commands; `answer` sends a question and prints the answer."""
+        """Create the commands.
+
+        Args:
+            conversation: the conversation that the commands change.
+            where: command line options that select the server or private engine.
+            target: the server or private engine that runs the current model.
+            answer: function that sends a prompt to the model and prints the response.
+        """
         self.target = target
         self._conversation = conversation
         self._where = where
@@ -60,7 +67,7 @@ class ChatCommands:
         self.names = [*self._commands, "/exit"]
 
     def obey(self, line: str) -> None:
-        """Run the slash command in `line`.
+        """Run the slash command with which `line` begins.
 
         Raises:
             HelexaError, OSError: the command failed.
@@ -103,7 +110,7 @@ class ChatCommands:
             print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")
 
     def _models(self) -> dict[str, bool]:
-        """Return the available models, and whether each is loaded."""
+        """Return a dict from the names of available models to whether the model is loaded."""
         if self.target.name.startswith("http"):
             entries = Gateway.from_environment(self.target.name).models()
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}

@@ -1,4 +1,4 @@
-"""A conversation with one model: messages, requests, and storage in a file."""
+"""A conversation with a model: its messages, requests to the model, and storage in a file."""
 
 import json
 from collections.abc import Generator
@@ -16,14 +16,14 @@ _LARGEST_BYTES = 64 << 20
 
 
 class Conversation:
-    """The messages of a conversation so far, and the settings of its next request.
+    """The messages of a conversation so far, and the settings for its next request.
 
     Attributes:
         model: the model.
         system: the system prompt, or None.
         sampling: sampling options.
-        think: whether the model reasons before it answers; None selects the model's default.
-        last: completion of the last answer; None before the first answer and after an answer that was stopped.
+        think: whether the model reasons before its response. None selects the model's default.
+        last: the last response. None before the first response, and if the last response is incomplete.
     """
 
     def __init__(self, model: Model, system: str | None, sampling: Sampling, think: bool | None = None) -> None:
@@ -37,13 +37,13 @@ class Conversation:
         self._answered = False
 
     def ask(self, text: str) -> Generator[Delta, None, None]:
-        """Yield the pieces of the answer to `text`, without control characters.
+        """Send the user message `text`, and yield the chunks of the response without control characters.
 
-        Closing the generator stops the answer. The received part of the answer stays in the conversation. If nothing
-        was received, the question is removed from the conversation.
+        Closing the generator cancels the request. The text received so far stays in the conversation. If no text was
+        received, the user message is removed from the conversation.
 
         Raises:
-            HelexaError: the request failed, or the answer is incomplete.
+            HelexaError: the request failed, or the response is incomplete.
         """
         self._last_prompt = text
         self._turns.append({"role": "user", "content": text})
@@ -65,25 +65,28 @@ class Conversation:
                 self._turns.pop()
 
     def take_back(self) -> str | None:
-        """Remove the last question and its answer; return the question, or None if there was none."""
+        """Remove the last user message and the response to it, and return the text of the message.
+
+        Return None if the conversation has no user message.
+        """
         if self._answered:
             del self._turns[-2:]
             self._answered = False
         return self._last_prompt
 
     def clear(self) -> None:
-        """Remove all messages; the system prompt stays."""
+        """Remove all messages except the system prompt."""
         self._turns.clear()
         self._last_prompt = None
         self._answered = False
 
     def save(self, path: Path) -> int:
-        """Write the conversation to a file, and return the number of messages.
+        """Write the conversation to a file as JSON, and return the number of messages.
 
-        If the file contains a conversation, it is replaced.
+        An existing file is overwritten only if it contains a conversation.
 
         Raises:
-            CommandError: the existing file is not a conversation.
+            CommandError: the file exists and does not contain a conversation.
             OSError: the file cannot be written.
         """
         if path.exists():
@@ -95,10 +98,10 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Replace this conversation by the conversation in a file, and return the number of messages.
+        """Replace the messages and the system prompt by those in a file, and return the number of messages.
 
         Raises:
-            CommandError: the file is not a conversation.
+            CommandError: the file does not contain a conversation.
             OSError: the file cannot be read.
         """
         system, turns = _read(path)

@@ -1,4 +1,4 @@
-"""The conversation on a terminal: line editing and streamed answers."""
+"""The interactive loop of a conversation on a terminal: line editing and streamed responses."""
 
 import sys
 from contextlib import closing, suppress
@@ -19,17 +19,24 @@ _HISTORY_LINES = 1000
 
 
 class Repl:
-    """The loop of a conversation on a terminal: reads lines, and answers them, until the user exits."""
+    """The interactive loop of a conversation: reads the user's lines and prints responses until the user exits."""
 
     def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
-        """Create the loop for `conversation`; `stats` prints statistics of each answer."""
+        """Create the loop.
+
+        Args:
+            conversation: the conversation.
+            where: command line options that select the server or private engine.
+            target: the server or private engine that runs the model.
+            stats: whether to print token counts and durations of each response.
+        """
         self._conversation = conversation
         self._commands = ChatCommands(conversation, where, target, self._respond)
         self._stats = stats
         self._interrupts = 0
 
     def run(self) -> int:
-        """Read lines until /exit, Ctrl-D or a second Ctrl-C; return the exit code."""
+        """Run the loop until /exit, Ctrl-D or a second Ctrl-C, and return the exit code of the command."""
         with _LineEditing(self._commands.names):
             print(dim(f"{printable(self._commands.target.model)} (/help lists the commands)", sys.stdout))
             while True:
@@ -86,7 +93,10 @@ class Repl:
 
 
 class _LineEditing:
-    """Line editing, completion of commands, and a history file, if Python has readline."""
+    """A context manager that sets up line editing, completion of slash commands, and a history file.
+
+    If Python was built without readline, it does nothing.
+    """
 
     def __init__(self, candidates: list[str]) -> None:
         self._candidates = candidates

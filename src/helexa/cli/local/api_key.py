@@ -10,7 +10,7 @@ _SHORTEST = 8
 
 
 def checked_key(text: str) -> str:
-    """Return `text` if it is a valid API key.
+    """Check that `text` is a valid API key, and return it.
 
     Raises:
         CommandError: the key is too short, too long, or cannot be sent in an HTTP header.
@@ -23,10 +23,10 @@ def checked_key(text: str) -> str:
 
 
 def generated_key(folder: Path) -> str:
-    """Return the key stored in `folder`; generate and store a key if there is none.
+    """Return the API key that is stored in `folder`. If there is none, generate and store a key.
 
     Raises:
-        CommandError: the file contains no valid key.
+        CommandError: the stored key is invalid.
     """
     path = folder / "api_key"
     if path.exists():

@@ -1,4 +1,4 @@
-"""The configuration files of a gateway and a node for one `helexa up`."""
+"""The configuration files of the gateway and the node that `helexa up` starts."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,14 +19,19 @@ _DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MO
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model to load: its name in requests, and its source. A source of None means that the name is the source."""
+    """A model that the node loads at its start.
+
+    Attributes:
+        id: name of the model in requests.
+        source: where the model comes from, or None if `id` is also the source.
+    """
 
     id: str
     source: str | None
 
     @classmethod
     def parse(cls, text: str) -> "LocalModel":
-        """Parse `org/name`, `scheme:name` or a path.
+        """Return the model for a command line argument: `org/name`, `scheme:name` or a path.
 
         Raises:
             HelexaError: the text is invalid, or the path does not exist.
@@ -54,7 +59,8 @@ class LocalConfig:
         port: port of the gateway's API.
         metrics_port: port of the gateway's metrics.
         neuron_port: port of the node.
-        api_key: key of the gateway's only principal, which is an admin. None allows every client without a key.
+        api_key: the only API key that the gateway accepts. It has the role admin. None allows every client without a
+            key.
     """
 
     models: tuple[LocalModel, ...]
@@ -66,21 +72,25 @@ class LocalConfig:
 
     @property
     def gateway_url(self) -> str:
-        """Base URL of the gateway from this machine."""
+        """Base URL at which clients on this machine reach the gateway."""
         return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, self.port)}"
 
     @property
     def neuron_url(self) -> str:
-        """Base URL of the node."""
+        """Base URL at which the gateway reaches the node."""
         return f"http://{_address(LOOPBACK, self.neuron_port)}"
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may use the gateway without a key."""
+        """Whether clients on other machines can use the gateway without an API key."""
         return self.api_key is None and not is_loopback(self.host)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write both configuration files into `folder`; return the paths of the neuron's file and the cortex's file."""
+        """Write the configuration files into `folder`.
+
+        Returns:
+            The path of the node's file (neuron.toml) and the path of the gateway's file (cortex.toml).
+        """
         neuron, cortex, catalogue = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
         gateway = {
             "listen": _address(self.host, self.port),
@@ -108,7 +118,7 @@ class LocalConfig:
         return neuron, cortex
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` without the variables that would override the configuration files."""
+        """Return the environment variables for the servers: `environ` without variables that override the files."""
         decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
 

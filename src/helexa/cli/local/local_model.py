@@ -1,4 +1,4 @@
-"""Cached models of this machine by name."""
+"""Finds downloaded models on this machine by name."""
 
 import difflib
 from pathlib import Path
@@ -12,18 +12,21 @@ from helexa.neuron.sources.local import local_model as model_at
 
 
 def models_here() -> list[DownloadedModel]:
-    """Return the cached models of this machine, including models of hubs configured by `NEURON_` variables."""
+    """Return the models that are downloaded to this machine.
+
+    Models from other hubs are included if environment variables with the prefix `NEURON_` configure these hubs.
+    """
     return downloaded_models(read_config(None))
 
 
 def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
-    """Return the cached model named `name` and the path of its files.
+    """Return the downloaded model named `name`, and the path of its files.
 
     If `name` is a path, return None and the path of the model's files.
 
     Raises:
-        CommandError: the model is missing or incomplete.
-        SourceError: the path contains no model.
+        CommandError: the model is not downloaded, or the download is incomplete.
+        SourceError: there is no model at the path.
     """
     if (path := _path(name)) is not None:
         return None, model_at(path)
@@ -34,12 +37,12 @@ def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
 
 
 def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
-    """Return the cached model named `name`, and the quantization that the name selects (`org/name:Q4_K_M`) or None.
+    """Return the downloaded model named `name`, and the quantization that the name selects.
 
-    The quantization is a key of the model's `forms`.
+    The quantization is None, or a key of the model's `forms` if the name ends with it, as in `org/name:Q4_K_M`.
 
     Raises:
-        CommandError: the model is missing.
+        CommandError: the model or the quantization is not downloaded.
     """
     models = models_here()
     for model in models:
@@ -64,7 +67,7 @@ def _form(model: DownloadedModel, tag: str) -> str:
 
 
 def _path(name: str) -> str | None:
-    """Return the path in `name` (without `file:`), or None if `name` is the name of a model."""
+    """Return the path that `name` contains (without `file:`), or None if `name` is a model name."""
     source = ModelSource.parse(name) if name.startswith((".", "/", "~", "file:")) else None
     if source is None and Path(name).suffix.lower() == ".gguf" and Path(name).exists():
         return name

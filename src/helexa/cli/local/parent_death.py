@@ -1,7 +1,7 @@
-"""Executes a program that the operating system ends when its parent process dies.
+"""Executes a program to which the operating system sends SIGTERM when its parent process dies.
 
 The module runs as a script, `parent_death.py PARENT_PID PROGRAM ARGUMENTS...`, which starts in a few milliseconds. Only
-Linux supports a parent-death signal; other systems start the program without it.
+Linux supports a parent-death signal. On other systems, the program runs without it.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Request a signal on the parent's death, then execute the program."""
+    """Request a signal for the death of the parent process, then execute the program in this process."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

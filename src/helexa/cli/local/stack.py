@@ -1,4 +1,4 @@
-"""The servers of `helexa up`: started together, watched, and stopped together."""
+"""Starts, watches and stops the server processes of `helexa up`."""
 
 import time
 from pathlib import Path
@@ -15,14 +15,14 @@ _TAIL_LINES = 8
 
 
 class Stack:
-    """The servers of one `helexa up`. The end of the `with` block stops the servers in the order of their start."""
+    """The server processes of one `helexa up`. The end of the `with` block stops them in the order of their start."""
 
     def __init__(self, environ: dict[str, str], verbose: bool) -> None:
-        """Create an empty stack.
+        """Create a stack without servers; `start` adds servers.
 
         Args:
             environ: environment variables of the servers.
-            verbose: whether to copy the servers' logs to stderr.
+            verbose: whether to copy the lines of the servers' log files to stderr.
         """
         self._environ = environ
         self._verbose = verbose
@@ -42,16 +42,16 @@ class Stack:
             self._signals.__exit__()
 
     def start(self, module: str, arguments: list[str], log: Path) -> None:
-        """Start `python -m module arguments`, logging to `log`."""
+        """Start a server as `python -m module arguments`, with its output in the file `log`."""
         self._children.append(Child(module, arguments, log, self._environ))
 
     def watch(self, seconds: float | None = None) -> bool:
-        """Wait for a signal, at most `seconds`; return False after a stop signal, else True.
+        """Wait until a signal arrives, at most `seconds`. None means no time limit.
 
-        If `seconds` is None, the wait has no time limit.
+        Return False if the signal is a stop signal such as Ctrl-C, else True.
 
-            Raises:
-                CommandError: a server has ended; its last log lines were printed.
+        Raises:
+            CommandError: a server process has ended. The last lines of its log file were printed.
         """
         seconds = _WATCH_SECONDS if self._verbose and seconds is None else seconds
         if self._signals.wait(seconds):

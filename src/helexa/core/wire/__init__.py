@@ -1,1 +1,1 @@
-"""Typed request and response bodies of the public API formats."""
+"""Classes for the request and response bodies of the public APIs."""

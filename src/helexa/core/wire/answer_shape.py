@@ -1,4 +1,4 @@
-"""Structured output: the required format of a completion, in OpenAI's `response_format` or in vLLM's fields."""
+"""Structured output: the output format that a request requires, in OpenAI's `response_format` or in vLLM's fields."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +14,13 @@ _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "la
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """The required format of a completion: a JSON Schema, a regular expression, a choice of strings, or a Lark grammar.
+    """The output format that a request requires: the constraint for structured output.
 
     Attributes:
-        kind: kind of the required format.
-        value: a JSON Schema, the strings, or the text of the expression or grammar.
-        param: name of the request field.
-        lenient: True if keywords of the schema that cannot be enforced may be ignored.
+        kind: a JSON Schema, a regular expression, a choice of strings, or a Lark grammar.
+        value: the JSON Schema, the list of strings, or the text of the regular expression or grammar.
+        param: name of the request field that states the format.
+        lenient: True if keywords of the JSON Schema that cannot be enforced may be ignored.
     """
 
     kind: Literal["schema", "regex", "choice", "lark"]
@@ -30,7 +30,7 @@ class AnswerShape:
 
 
 class ShapedRequest(WireRequest):
-    """Base class of requests that may state the required format of a completion, in one of several fields."""
+    """Base class of requests that may require an output format (structured output), in one of several fields."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -41,10 +41,10 @@ class ShapedRequest(WireRequest):
 
     @property
     def shape(self) -> AnswerShape | None:
-        """The required format; None for an unconstrained completion.
+        """The required output format, or None if the output is not constrained.
 
         Raises:
-            ApiError: 400 `invalid_request_body`, 400 `unsupported_parameter`.
+            ApiError: 400: the format is invalid or not supported, or several fields state a format.
         """
         shapes = [
             shape
@@ -64,7 +64,7 @@ class ShapedRequest(WireRequest):
         return shapes[0] if shapes else None
 
     def reject_unsupported(self) -> None:
-        """Reject an invalid required format, and format parameters that helexa does not support."""
+        """Raise an error if the required output format is invalid or not supported."""
         _ = self.shape
         for name in ("guided_whitespace_pattern", "structural_tag"):
             if self.extra(name) is not None:

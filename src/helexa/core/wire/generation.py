@@ -1,4 +1,4 @@
-"""The generation parameters that all API formats share."""
+"""Request parameters that chat completions, completions and the Responses API share."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from helexa.core.wire.request import WireObject
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19
-"""Maximum number of log-probabilities in a response, of tokens and their alternatives."""
+"""Maximum number of log-probabilities in one response, including those of alternative tokens."""
 
 # Unsupported parameters of other servers that would change the output, with the values that would not change it. Null
 # and empty values are always accepted.
@@ -40,7 +40,10 @@ class StreamOptions(WireObject):
 
 
 class GenerationRequest(ShapedRequest):
-    """Base class of generation requests: sampling parameters and delivery options; None if the client sent no value."""
+    """Base class of generation requests, with sampling and streaming parameters.
+
+    None means that a parameter is not set.
+    """
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -69,17 +72,17 @@ class GenerationRequest(ShapedRequest):
 
     @property
     def output_limit(self) -> int | None:
-        """Maximum number of tokens of each completion; None without a limit in the request."""
+        """Maximum number of tokens of each completion, or None if the request states no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def answers(self) -> int:
-        """Number of requested completions."""
+        """Number of completions that the request asks for (`n`, default 1)."""
         return self.n or 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the client requests log-probabilities of the prompt's tokens."""
+        """Whether the client requests log-probabilities of the prompt tokens."""
         return False
 
     @property
@@ -89,11 +92,11 @@ class GenerationRequest(ShapedRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives per token, for log-probabilities; None if the client requests none."""
+        """Requested number of alternative tokens per output token, or None if no log-probabilities are requested."""
         return None
 
     def reject_unsupported(self) -> None:
-        """Reject parameters that would change the output on other servers."""
+        """Raise an error for unsupported parameters that other servers support and that would change the output."""
         super().reject_unsupported()
         for name, accepted_values in _UNSUPPORTED.items():
             self.reject(name, accepted_values)
@@ -104,24 +107,24 @@ class GenerationRequest(ShapedRequest):
             raise unsupported_parameter("skip_special_tokens")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise an error if the request contains a token id outside of the model's vocabulary.
+        """Check that all token ids in the request are less than `vocab_size`.
 
         Raises:
-            ApiError: 400 `invalid_request_body`, naming the field and the id.
+            ApiError: 400 `invalid_request_body`: a token id is out of range. The message names the field and the id.
         """
         for token in self.logit_bias or {}:
             if not 0 <= token < vocab_size:
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
     def check_logprobs(self, prompt: int, limit: int) -> None:
-        """Raise an error if the response could contain more than `MAX_LOGPROBS` log-probabilities.
+        """Check that the response cannot contain more than `MAX_LOGPROBS` log-probabilities.
 
         Args:
-            prompt: tokens of the prompts.
-            limit: maximum tokens of each completion.
+            prompt: number of prompt tokens.
+            limit: maximum number of tokens of each completion.
 
         Raises:
-            ApiError: 400 `unsupported_parameter`.
+            ApiError: 400 `unsupported_parameter`: the response could contain more log-probabilities.
         """
         tokens = limit + (prompt if self.scores_prompt else 0)
         if self.alternatives is not None and self.answers * tokens * (self.alternatives + 1) > MAX_LOGPROBS:
@@ -132,7 +135,10 @@ class GenerationRequest(ShapedRequest):
             )
 
     def reject(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
-        """Raise an error if the undeclared parameter `name` has a value that is not empty, zero or in `accepted`."""
+        """Raise an error if the parameter `name`, which the class does not declare, has an unsupported value.
+
+        Values that are empty, zero or in `accepted` are allowed.
+        """
         value = self.extra(name)
         if value and value not in accepted:
             raise unsupported_parameter(name)

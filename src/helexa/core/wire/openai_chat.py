@@ -1,4 +1,4 @@
-"""Request body of OpenAI chat completions."""
+"""Request body of OpenAI's chat completions API."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the error for a request that sets both `continue_final_message` and `add_generation_prompt`."""
+    """Return the 400 error for a request that sets both `continue_final_message` and `add_generation_prompt`."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -30,7 +30,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def _content(value: Any) -> Any:
-    """Return `value` if it is a string, null, or a list of text and image parts; raise a validation error otherwise."""
+    """Check that the content of a message is a string, None, or a list of text and image parts, and return it."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -51,7 +51,10 @@ def _content(value: Any) -> Any:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return `tool` if it is a valid function or has another type; `reject_unsupported` rejects other types."""
+    """Check a tool of the type `function`, and return it.
+
+    A tool of another type is returned without a check, because `reject_unsupported` rejects it later.
+    """
     if tool.get("type") != "function":
         return tool
     function = tool.get("function")
@@ -70,7 +73,7 @@ Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
 
 
 class ChatMessage(WireObject):
-    """One message. Undeclared fields, such as `name` and `tool_calls`, are passed to the chat template."""
+    """One message of a chat. Undeclared fields, such as `name` and `tool_calls`, are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
@@ -81,7 +84,10 @@ class ChatMessage(WireObject):
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for a chat template, without null fields and with `refusal` parts as text."""
+        """Return the message as input of a chat template.
+
+        Undeclared null fields are left out, and `refusal` parts become text.
+        """
         content = self.content
         if isinstance(content, list):
             content = [
@@ -109,22 +115,22 @@ class ChatRequest(GenerationRequest):
 
     @property
     def has_image(self) -> bool:
-        """Return whether a message contains an image."""
+        """Whether one of the messages contains an image."""
         return any(message.has_image for message in self.messages)
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
+        """Requested number of alternative tokens per output token, or None if no log-probabilities are requested."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools in the format of chat templates; empty if `tool_choice` is `none`."""
+        """The tools in the format that chat templates expect. Empty if `tool_choice` is `none`."""
         return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
 
     @property
     def forced_tool(self) -> str | None:
-        """Name of the tool that the model must call, or None."""
+        """Name of the tool that `tool_choice` forces the model to call, or None."""
         choice = self.tool_choice
         function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, dict) else None
@@ -132,12 +138,15 @@ class ChatRequest(GenerationRequest):
 
     @property
     def must_call(self) -> bool:
-        """Whether the model must call a tool."""
+        """Whether `tool_choice` forces the model to call a tool."""
         return self.tool_choice == "required" or self.forced_tool is not None
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """Variables for the chat template, from the request's own fields and `chat_template_kwargs`."""
+        """Variables for the chat template.
+
+        Values in `chat_template_kwargs` override values of the request's other fields.
+        """
         variables = {
             "reasoning_effort": self.reasoning_effort,
             "thinking_budget": self.thinking_budget,
@@ -148,7 +157,7 @@ class ChatRequest(GenerationRequest):
         return set_variables | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Return whether the model is to reason first: the client's setting, else `default`."""
+        """Return whether the request enables reasoning, or `default` if the request does not say so."""
         enable_thinking = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(enable_thinking, bool):
             return enable_thinking
@@ -158,12 +167,12 @@ class ChatRequest(GenerationRequest):
 
     @property
     def max_reasoning_tokens(self) -> int | None:
-        """Maximum number of reasoning tokens; None without a limit in the request."""
+        """Maximum number of reasoning tokens, or None if the request states no limit."""
         budget = (self.chat_template_kwargs or {}).get("thinking_budget")
         return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
     def reject_unsupported(self) -> None:
-        """Reject unsupported tools and parameters, and a tool choice that names no offered tool."""
+        """Raise an error for unsupported tools or parameters, or if `tool_choice` names an unknown tool."""
         super().reject_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
@@ -198,6 +207,6 @@ class ChatRequest(GenerationRequest):
 
 
 def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool without null fields, and with the `parameters` that templates expect in every tool."""
+    """Return the tool without null fields. Missing `parameters` are added, because chat templates expect them."""
     function = {key: value for key, value in tool["function"].items() if value is not None}
     return {**tool, "function": function if "parameters" in function else {**function, "parameters": _NO_PARAMETERS}}

@@ -1,4 +1,4 @@
-"""Response bodies of OpenAI chat completions."""
+"""Response bodies of OpenAI's chat completions API."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -8,14 +8,14 @@ from helexa.core.wire.usage import Usage
 
 
 class CalledFunction(TypedDict):
-    """The called function. The arguments are the text of a JSON object."""
+    """The function of a tool call. The arguments are a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
-    """One tool call."""
+    """One tool call in the assistant's message."""
 
     id: str
     type: Literal["function"]
@@ -31,20 +31,20 @@ class Alternative(TypedDict):
 
 
 class ChatToken(Alternative):
-    """A token of the completion, and the most likely tokens at its position."""
+    """A token of the completion with its log-probability, and the most likely tokens at the same position."""
 
     top_logprobs: list[Alternative]
 
 
 class ChatLogprobs(TypedDict):
-    """Log-probabilities of the text's tokens; `content` is a list of `ChatToken` in JSON."""
+    """Log-probabilities of the tokens of a completion's text. `content` is a JSON-encoded list of `ChatToken`."""
 
     content: orjson.Fragment
     refusal: None
 
 
 class ChatAnswer(TypedDict):
-    """The assistant's message. `content` is null if the message has only calls."""
+    """The assistant's message in a response. `content` is null if the message has only tool calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -54,7 +54,7 @@ class ChatAnswer(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One completion."""
+    """One completion of a non-streaming response."""
 
     index: int
     message: ChatAnswer
@@ -64,7 +64,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The body of a non-streaming response."""
+    """The body of a non-streaming response to a chat request."""
 
     id: str
     object: Literal["chat.completion"]
@@ -75,14 +75,14 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict, total=False):
-    """A chunk's addition to a call: the function's name, or the next characters of the arguments."""
+    """The `function` of a tool-call delta: the function's name, or the next characters of the arguments."""
 
     name: str
     arguments: str
 
 
 class ToolCallDelta(TypedDict, total=False):
-    """A chunk's addition to a call. Only the first chunk of a call has `id`, `type` and the function's name."""
+    """A delta of a tool call. Only the first delta of a call has `id`, `type` and the function's name."""
 
     index: int
     id: str
@@ -91,7 +91,7 @@ class ToolCallDelta(TypedDict, total=False):
 
 
 class ChatDelta(TypedDict, total=False):
-    """A chunk's addition to the assistant's message."""
+    """A delta of the assistant's message in a streamed chunk."""
 
     role: Literal["assistant"]
     content: str
@@ -100,7 +100,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """A chunk's addition to one completion."""
+    """One completion's part of a streamed chunk: a delta, and the finish reason at the end."""
 
     index: int
     delta: ChatDelta
@@ -110,10 +110,10 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """One event of a streaming response.
+    """One event (chunk) of a streaming response to a chat request.
 
-    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
-    events.
+    With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
+    null.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Request and response bodies of OpenAI text completions."""
+"""Request and response bodies of OpenAI's text completions API, `/v1/completions`."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -11,7 +11,7 @@ from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.usage import Usage
 
 MAX_TOTAL_CHOICES = 128
-"""Maximum number of completions of all prompts of a request together."""
+"""Maximum number of completions that one request may ask for, over all of its prompts."""
 
 Prompt = str | list[int]
 _Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TOTAL_CHOICES)]
@@ -25,7 +25,7 @@ _Prompts = (
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """Return the list of prompts in `prompt`, which is one prompt or a list of prompts."""
+    """Check the field `prompt`, which is one prompt or a list of prompts, and return it as a list."""
     is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
     prompts: list[Any] = value if is_list else [value]
     if len(prompts) > MAX_TOTAL_CHOICES:
@@ -57,17 +57,17 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives per token, for log-probabilities; None if the client requests none."""
+        """Requested number of alternative tokens per output token, or None if no log-probabilities are requested."""
         return self.logprobs
 
     @property
     def answers(self) -> int:
-        """Number of completions of all prompts together."""
+        """Number of completions that the request asks for, over all of its prompts."""
         return len(self.prompt) * (self.n or 1)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the client requests log-probabilities of the prompts' tokens."""
+        """Whether the client requests log-probabilities of the prompt tokens, by `echo` and `logprobs`."""
         return bool(self.echo) and self.logprobs is not None
 
     def reject_unsupported(self) -> None:
@@ -82,7 +82,11 @@ class CompletionRequest(GenerationRequest):
         self.reject("best_of", (1, self.n))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise an error if a prompt or `logit_bias` contains a token id outside of the model's vocabulary."""
+        """Check that all token ids in the prompts and in `logit_bias` are less than `vocab_size`.
+
+        Raises:
+            ApiError: 400 `invalid_request_body`: a token id is out of range. The message names the field and the id.
+        """
         super().check_vocabulary(vocab_size)
         for place, prompt in enumerate(self.prompt):
             field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
@@ -92,15 +96,16 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists with one entry per token of a choice.
+    """Log-probabilities of one choice, as parallel lists with one entry per token.
 
-    The first token of an echoed prompt has null log-probabilities.
+    The first token of an echoed prompt has no log-probability (null).
 
     Attributes:
-        tokens: text of the token.
-        token_logprobs: log-probability of the token.
-        top_logprobs: JSON object of the log-probabilities of the token and the most likely tokens, by their texts.
-        text_offset: offset of the token in the choice's text.
+        tokens: text of each token.
+        token_logprobs: log-probability of each token.
+        top_logprobs: JSON object for each token, which maps the texts of the token and of the most likely tokens to
+            log-probabilities.
+        text_offset: index of each token's first character in the choice's text.
     """
 
     tokens: list[str]
@@ -110,7 +115,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One completion, or a chunk's addition to it."""
+    """One completion, or the part of a completion that one event of a stream adds."""
 
     index: int
     text: str
@@ -120,10 +125,10 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A response, or one event of a streaming response.
+    """The body of a non-streaming response, or one event of a streaming response.
 
-    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
-    events.
+    With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
+    null.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Request and response bodies of OpenAI embeddings."""
+"""Request and response bodies of OpenAI's embeddings API."""
 
 import base64
 import struct
@@ -21,7 +21,7 @@ _Input = _Text | _Ids | Annotated[list[_Text], _Bounds] | Annotated[list[_Ids], 
 
 
 def _inputs(value: Any) -> list[str | list[int]]:
-    """Return the list of inputs, each a text or a list of token ids and not empty."""
+    """Check the field `input`, and return it as a list. Each element is a non-empty text or list of token ids."""
     if isinstance(value, str) or _is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -48,14 +48,14 @@ class EmbeddingsRequest(WireRequest):
     user: str | None = None
 
     def reject_unsupported(self) -> None:
-        """Reject parameters that truncate vectors or texts."""
+        """Raise an error for the unsupported parameters that would truncate the vectors or the texts."""
         for name in ("dimensions", "truncate_prompt_tokens"):
             if self.extra(name) is not None:
                 raise unsupported_parameter(name)
 
 
 class EmbeddingData(TypedDict):
-    """One text's encoded vector: a list of numbers, or little-endian float32 bytes in base64."""
+    """The embedding of one text: a list of numbers, or little-endian float32 bytes in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -63,14 +63,14 @@ class EmbeddingData(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """Token usage of the request."""
+    """The `usage` object of the response: the number of tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(TypedDict):
-    """The body of the response."""
+    """The body of the response to `POST /v1/embeddings`."""
 
     object: Literal["list"]
     data: list[EmbeddingData]
@@ -79,7 +79,10 @@ class Embeddings(TypedDict):
 
 
 def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
-    """Return the response for one encoded vector per text. `tokens` is the number of tokens of all texts together."""
+    """Return the response body for `vectors`, one JSON-encoded embedding per text.
+
+    `tokens` is the number of tokens of all texts together.
+    """
     return Embeddings(
         object="list",
         data=[
@@ -92,7 +95,7 @@ def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
-    """Return a vector as JSON in the requested encoding."""
+    """Return a vector as JSON: a base64 string if `encoding` is `base64`, else a list of numbers."""
     if encoding == "base64":
         return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
     return orjson.dumps(vector)

@@ -1,4 +1,4 @@
-"""OpenAI's list of models, with the limits and capabilities that agents read."""
+"""Response body of `GET /v1/models`: OpenAI's format, extended by token limits and capabilities."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -6,7 +6,7 @@ from helexa.core.fleet import ModelInfo
 
 
 class LimitEntry(TypedDict):
-    """Token limits; unknown limits are absent."""
+    """Maximum number of tokens of a model: context length, input and output. Unknown limits are absent."""
 
     context: int
     input: NotRequired[int]
@@ -14,7 +14,10 @@ class LimitEntry(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """One model. The flat limits repeat the nested limits, because some agents read only flat limits."""
+    """One model in the list.
+
+    `max_model_len` and similar fields repeat `limit`, because some agents read only these fields.
+    """
 
     id: str
     object: Literal["model"]
@@ -38,7 +41,7 @@ class ModelList(TypedDict):
 
 
 def model_entry(info: ModelInfo, created: int) -> ModelEntry:
-    """Return the list entry of a model; `created` is in Unix seconds."""
+    """Convert a node's report about a model to an entry of `/v1/models`. `created` is in Unix seconds."""
     entry = ModelEntry(
         id=info.id,
         object="model",
@@ -61,5 +64,5 @@ def model_entry(info: ModelInfo, created: int) -> ModelEntry:
 
 
 def model_list(entries: list[ModelEntry]) -> ModelList:
-    """Build the list of models."""
+    """Return the response body with the given list entries."""
     return ModelList(object="list", data=entries)

@@ -10,7 +10,7 @@ from helexa.core.wire.request import WireRequest
 
 
 class TokenizeRequest(WireRequest):
-    """A text (`prompt`) or a conversation (`messages`) to tokenize."""
+    """The body of `POST /tokenize`: a text (`prompt`) or a conversation (`messages`) to tokenize."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
@@ -27,7 +27,7 @@ class TokenizeRequest(WireRequest):
         return any(message.has_image for message in self.messages or ())
 
     def reject_unsupported(self) -> None:
-        """Raise an error unless exactly one of `prompt` and `messages` is set; reject a custom chat template."""
+        """Raise an error if not exactly one of `prompt` and `messages` is set, or if a parameter is not supported."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:
@@ -44,13 +44,13 @@ class TokenizeRequest(WireRequest):
 
 
 class DetokenizeRequest(WireRequest):
-    """Token ids to detokenize."""
+    """The body of `POST /detokenize`: token ids to convert to text."""
 
     tokens: list[int]
 
 
 class Tokens(TypedDict):
-    """The response of `POST /tokenize`. `token_strs` are the vocabulary's strings of the tokens, if requested."""
+    """The response of `POST /tokenize`. If requested, `token_strs` contains each token as written in the vocabulary."""
 
     count: int
     max_model_len: int

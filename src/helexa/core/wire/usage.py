@@ -4,19 +4,19 @@ from typing import NotRequired, TypedDict
 
 
 class PromptTokensDetails(TypedDict):
-    """Number of prompt tokens that were found in the KV cache."""
+    """The `prompt_tokens_details` object: the number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
-    """Number of completion tokens that belong to reasoning."""
+    """The `completion_tokens_details` object: the number of completion tokens that belong to reasoning."""
 
     reasoning_tokens: int
 
 
 class HelexaTiming(TypedDict):
-    """Durations of prefill and decode, and the number of prompt tokens that the prefill computed (not cached)."""
+    """Durations of prefill and decode, and the number of prompt tokens that were computed, not cached."""
 
     prefill_ms: int
     decode_ms: int
@@ -24,7 +24,7 @@ class HelexaTiming(TypedDict):
 
 
 class Usage(TypedDict):
-    """The `usage` object. Details are absent if zero."""
+    """The `usage` object of a response. The two details objects are absent if their count is 0."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +43,10 @@ def usage(
     cached_tokens: int = 0,
     reasoning_tokens: int = 0,
 ) -> Usage:
-    """Return the `usage` object. `prompt_tokens` includes cached tokens, `completion_tokens` includes reasoning."""
+    """Return the `usage` object of a response.
+
+    `prompt_tokens` includes cached tokens, and `completion_tokens` includes reasoning tokens.
+    """
     result = Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -21,8 +21,9 @@ class Gatekeeper:
     | known key               | its principal          | its principal          |
     | revoked or expired key  | 401 with the reason    | 401 with the reason    |
 
-    Many clients send a placeholder key to servers without authentication, so an unknown key counts as anonymous there.
-    A revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
+    A principal is the account and API key of a request, with the key's limits. Many clients send a placeholder key to
+    servers without authentication, so a request with an unknown key is anonymous if `require_auth` is false. A revoked
+    or expired key is rejected in both modes, so that its owner learns that the key is invalid.
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
@@ -85,10 +86,10 @@ class Gatekeeper:
 
 
 def shown_secret(headers: Headers) -> bytes | None:
-    """Return the secret in `Authorization: Bearer` or `x-api-key`, or None if the headers contain neither.
+    """Return the API key in `Authorization: Bearer` or `x-api-key`, or None if the headers contain neither.
 
     Raises:
-        ApiError: the headers contain two different keys, so the account to charge is ambiguous.
+        ApiError: 400 if the headers contain two different keys, because the account to charge is ambiguous.
     """
     presented_secret: bytes | None = None
     for name, value in headers:
@@ -106,7 +107,7 @@ def shown_secret(headers: Headers) -> bytes | None:
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Return whether a principal may use and list the model with the id `model_id`, which is not an alias."""
+    """Return whether a principal may list and use the model with the id `model_id`. Aliases must be resolved before."""
     return principal is None or principal.models is None or model_id in principal.models
 
 
@@ -116,12 +117,12 @@ def authorise(principal: Principal | None, model_id: str, name: str) -> None:
     The error does not reveal whether the model exists.
 
     Args:
-        principal: the principal of the request.
-        model_id: the requested model, with aliases resolved.
+        principal: the principal of the request; None for an anonymous request.
+        model_id: id of the requested model, with aliases resolved.
         name: the model name in the request, possibly an alias; used in the error message.
 
     Raises:
-        ApiError: 403 `model_not_allowed`.
+        ApiError: 403 `model_not_allowed` if the model is not among the key's allowed models.
     """
     if not allows(principal, model_id):
         raise ApiError(

@@ -1,4 +1,4 @@
-"""CORS: which web pages may call the API."""
+"""CORS headers, which tell browsers which web pages may call the API."""
 
 from collections.abc import Iterable
 
@@ -19,11 +19,10 @@ _EXPOSED = (
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Return `app` with CORS headers for web pages of `origins`.
+    """Wrap `app` in a middleware that adds CORS headers for web pages of `origins`.
 
-    Preflight requests are answered without authentication.
-
-    Cookies and HTTP authentication of the browser are never allowed: pages must send their key in a header.
+    The middleware answers preflight requests itself, so they need no API key. Cookies and the browser's HTTP
+    authentication are never allowed, so pages must send their API key in a header.
     """
     return CORSMiddleware(
         app,

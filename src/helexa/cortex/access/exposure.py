@@ -1,4 +1,4 @@
-"""Checks that a gateway that requires no API keys listens only on loopback."""
+"""Startup check: a gateway that requires no API keys may listen only on a loopback address."""
 
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import CortexConfig
@@ -6,10 +6,11 @@ from helexa.http.origin import is_loopback
 
 
 def check_exposure(config: CortexConfig) -> None:
-    """Raise an error if the gateway would accept requests without keys from a network and `insecure` is not set.
+    """Raise an error if other machines could send requests without an API key and `insecure` is not set.
 
     Raises:
-        ConfigError: the message names the three ways to resolve the conflict.
+        ConfigError: the gateway requires no API keys and listens on an address other than loopback. The message names
+            the three ways to change the configuration.
     """
     listen = config.gateway.listen
     if config.entitlements.require_auth or config.gateway.insecure or is_loopback(listen.host):

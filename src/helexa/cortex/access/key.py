@@ -1,6 +1,6 @@
-"""API keys: secrets that authenticate a principal.
+"""API keys: each key is a secret that authenticates a principal (an account and the key's limits).
 
-The gateway stores a digest, never the secret itself.
+The gateway stores a hash of the secret, never the secret itself.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ _HINT_CHARS = len(_PREFIX) + 4
 
 @dataclass(frozen=True)
 class Key:
-    """An API key.
+    """An API key, without its secret.
 
     Attributes:
         principal: the principal that the key authenticates.
         digest: SHA-256 of the secret, 32 bytes.
-        hint: first characters of the secret, for recognition; empty for keys in cortex.toml.
-        created_at: Unix seconds; 0 for keys in cortex.toml.
-        revoked_at: Unix seconds; None if the key was not revoked.
+        hint: first characters of the secret, by which users recognize it; empty for keys in cortex.toml.
+        created_at: when the key was created (Unix seconds); 0 for keys in cortex.toml.
+        revoked_at: when the key was revoked (Unix seconds); None if it was not revoked.
     """
 
     principal: Principal
@@ -46,7 +46,7 @@ def new_secret() -> SecretStr:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Return the stored digest of a secret.
+    """Return the SHA-256 hash of a secret, under which the key is stored.
 
     A fast hash is sufficient because secrets are random.
     """
@@ -59,13 +59,14 @@ def hint_of(secret: SecretStr) -> str:
 
 
 def static_keys(entitlements: EntitlementsSection) -> list[Key]:
-    """Return the keys from cortex.toml.
+    """Return the keys that cortex.toml defines.
 
     Two entries with different secrets may have the same `key_id`, so that a secret can be replaced without downtime.
-    These entries share one budget and one set of limits, and all their other values must be equal.
+    These entries share one budget and one set of limits. All their values except the secret must be equal.
 
     Raises:
-        ConfigError: a key is empty, too long or duplicated, or entries of one `key_id` have different values.
+        ConfigError: a secret is empty, too long or duplicated, a name is not ASCII, or two entries with the same
+            `key_id` have different values.
     """
     keys = [_static_key(section) for section in entitlements.keys]
     principals: dict[str, Principal] = {}

@@ -36,19 +36,20 @@ class _Terms(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Parse a request body.
+        """Parse the JSON body of a request that creates or changes a key.
 
         Raises:
-            ApiError: 400 `malformed_json`, or `invalid_request_body` naming the field.
+            ApiError: 400 `malformed_json` if the body is not JSON, or 400 `invalid_request_body` with the name of an
+                invalid field.
         """
         return cls._validate(cls.model_validate_json, body)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Validate a mapping of field values.
+        """Validate values by field name, such as the options of a command line.
 
         Raises:
-            ApiError: 400 naming the field.
+            ApiError: 400 with the name of an invalid field.
         """
         return cls._validate(cls.model_validate, fields)
 
@@ -60,7 +61,7 @@ class _Terms(BaseModel):
             raise to_api_error(error) from None
 
     def _values(self, catalogue: Catalogue) -> dict[str, Any]:
-        """Return the principal's attributes that the request body sets, with model names resolved to ids."""
+        """Return the attributes of `Principal` that the request sets, with model aliases resolved to model ids."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         if values.get("models") is not None:
             values["models"] = frozenset(catalogue.resolve(name) for name in values["models"])
@@ -70,14 +71,16 @@ class _Terms(BaseModel):
 
 
 class NewKey(_Terms):
-    """A key to create. Every field except `account_id` has a default.
+    """Request to create a key. Every field except `account_id` has a default.
+
+    The fields `models`, `hard_cap`, `window`, `requests_per_minute`, `tokens_per_minute` and `concurrency` have the
+    same meaning as in `Principal`.
 
     Attributes:
         account_id: the account that is billed.
-        key_id: name of the key; derived from the account's name if absent.
-        role: `user` or `admin`.
-        expires_at: Unix seconds.
-        models, hard_cap, window, requests_per_minute, tokens_per_minute, concurrency: attributes of `Principal`.
+        key_id: name of the key; derived from `account_id` if absent.
+        role: `user`, or `admin` for a key that may use the admin API.
+        expires_at: when the key expires (Unix seconds); None for never.
     """
 
     account_id: Name
@@ -85,31 +88,34 @@ class NewKey(_Terms):
     role: Role = "user"
 
     def principal(self, catalogue: Catalogue) -> Principal:
-        """Return the principal of the new key."""
+        """Return the principal (account and limits) of the new key, with model aliases resolved by `catalogue`."""
         key_id = self.key_id or f"{self.account_id}-{secrets.token_hex(3)}"
         return Principal(**{**self._values(catalogue), "key_id": key_id})
 
 
 class KeyChange(_Terms):
-    """Changes of a key's terms. An absent field keeps its value; null removes a limit."""
+    """Request to change a key's limits. An absent field keeps its value. The value null removes a limit."""
 
     def apply_to(self, principal: Principal, catalogue: Catalogue) -> Principal:
-        """Return `principal` with the changed terms."""
+        """Return `principal` with the changed limits, and with model aliases resolved by `catalogue`."""
         return replace(principal, **self._values(catalogue))
 
 
 def reject_static(static: Iterable[Key], key_id: str) -> None:
-    """Raise an error if the key is defined in cortex.toml: such a key can be changed only in the file.
+    """Raise an error if `static`, the keys from cortex.toml, contains the key. Such a key is changed in the file.
 
     Raises:
-        ApiError: 409 `static_key`.
+        ApiError: 409 `static_key` if the key is defined in cortex.toml.
     """
     if any(key.principal.key_id == key_id for key in static):
         raise ApiError(409, "static_key", f"key '{key_id}' is defined in cortex.toml; change it there", param="key_id")
 
 
 def key_json(key: Key, source: str = "database") -> dict[str, Any]:
-    """Return a key as a JSON object, without its secret."""
+    """Return a key as a JSON object for the admin API, without its secret.
+
+    `source` says where the key is defined: in the database or in cortex.toml.
+    """
     principal = asdict(key.principal)
     models = key.principal.models
     return principal | {

@@ -1,4 +1,4 @@
-"""Per-key limits at one gateway: requests per minute, tokens per minute, concurrent requests."""
+"""Rate limits per API key at one gateway: requests per minute, tokens per minute, concurrent requests."""
 
 import math
 import time
@@ -16,9 +16,9 @@ _TOLERANCE = 1e-6
 
 @dataclass
 class _Bucket:
-    """Leaky bucket that implements one limit per minute.
+    """Leaky bucket that implements one limit of requests or tokens per minute.
 
-    The bucket drains at a constant rate: the limit's amount per minute.
+    Each request adds an amount (1 or its tokens). The bucket drains continuously, by the limit's amount per minute.
     """
 
     used: float = 0.0
@@ -27,9 +27,9 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Return the seconds until `amount` fits into the bucket; 0.0 if `amount` fits now.
+        """Return the seconds until `amount` fits into the bucket; 0.0 if `amount` fits now or there is no limit.
 
-        An `amount` above the limit fits only into an empty bucket, and fills the bucket above the limit.
+        An `amount` above the limit fits only into an empty bucket, and then fills the bucket above the limit.
         """
         excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
         return 0.0 if limit is None or excess < _TOLERANCE else excess * _MINUTE / limit
@@ -52,9 +52,10 @@ class _KeyUsage:
 
 
 class Pass:
-    """Context manager for one request that was admitted within the rate limits of its key.
+    """Context manager for one admitted request, which counts against the rate limits of its key.
 
-    The request counts as running until `answered` is called or the `with` block ends.
+    The request counts as running until `answered` is called or the `with` block ends. If the key has no limits, the
+    methods do nothing.
     """
 
     __slots__ = ("_actual", "_clock", "_principal", "_reserved", "_running", "_usage")
@@ -67,10 +68,12 @@ class Pass:
         self._running = usage is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Count `tokens`, the maximum that the request may use, against the tokens-per-minute limit. Call this once.
+        """Count `tokens`, the maximum that the request may use, against the key's tokens-per-minute limit.
+
+        The caller may call this method only once per request.
 
         Raises:
-            ApiError: 429 with the seconds after which the same request would be admitted.
+            ApiError: 429 if the limit is exceeded, with the seconds after which the same request would be admitted.
         """
         principal, usage = self._principal, self._usage
         if principal is None or usage is None or principal.tokens_per_minute is None:
@@ -86,21 +89,22 @@ class Pass:
 
     @property
     def headers(self) -> Headers:
-        """The `x-ratelimit-*` response headers with the key's current limits and usage; empty without limits."""
+        """The `x-ratelimit-*` response headers: limits and remaining amounts of the key. Empty without limits."""
         principal, usage = self._principal, self._usage
         return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Store the tokens that the request really used. They replace the reserved tokens when the request ends.
+        """Store the number of tokens that the request really used.
 
-        If this method is not called, the request counts as 0 tokens.
+        When the `with` block ends, this number replaces the tokens of `hold_tokens` in the tokens-per-minute limit. If
+        this method is not called, the number is 0.
         """
         self._actual = tokens
 
     def answered(self) -> None:
-        """Stop counting the request as running.
+        """Stop counting the request against the limit of concurrent requests, because the response is complete.
 
-        The client may then send its next request before this request is charged.
+        The client can then send its next request before the tokens of this request are charged.
         """
         if self._running and self._usage is not None:
             self._usage.running -= 1
@@ -119,9 +123,9 @@ class Pass:
 class Limits:
     """Admits requests within the rate limits of their keys, in two steps:
 
-    1. `enter`, before the body is read, checks concurrent requests and requests per minute. A request that enters
-       counts against both limits, even if the request is rejected later.
-    2. `Pass.hold_tokens`, after the body is parsed, checks tokens per minute.
+    1. `enter` is called before the request body is read. It checks the number of concurrent requests and the requests
+       per minute. An admitted request counts against both limits, even if it is rejected later.
+    2. `Pass.hold_tokens` is called after the request body is parsed. It checks the tokens per minute.
 
     A limit of N per minute is a leaky bucket: N requests may arrive at once, and after this burst N per minute. Only
     keys with a limit and recent requests have an entry in memory.
@@ -133,14 +137,14 @@ class Limits:
         self._pruned_at = clock()
 
     def __len__(self) -> int:
-        """Return the number of keys with an entry in memory."""
+        """Return the number of keys whose usage is in memory."""
         return len(self._usage_by_key)
 
     def enter(self, principal: Principal | None) -> Pass:
-        """Admit one request and return its `Pass`. The request counts as running until the pass's `with` block ends.
+        """Admit one request and return its `Pass`, a context manager during which the request counts as running.
 
         Raises:
-            ApiError: 429 with the seconds after which the request would be admitted.
+            ApiError: 429 if a limit is exceeded, with the seconds after which the request would be admitted.
         """
         if principal is None or _unlimited(principal):
             return Pass(self._clock)

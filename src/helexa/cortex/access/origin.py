@@ -1,4 +1,4 @@
-"""Protects a gateway that requires no API keys against requests from foreign web pages."""
+"""Protects a gateway that requires no API keys against requests that foreign web pages send from a user's browser."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,11 +13,11 @@ _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class OriginGuard:
-    """ASGI middleware: if the gateway requires no API key, requests from foreign web pages still need one.
+    """ASGI middleware that rejects requests from foreign web pages if they have no valid API key.
 
-    A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
-    on loopback also rejects requests without a key if their `Host` is not a loopback name. This middleware runs before
-    all other middleware.
+    It has an effect only if the gateway requires no API keys. A page is foreign if its origin is neither the gateway's
+    own origin nor in `gateway.cors_origins`. A gateway that listens on loopback also rejects requests without a key if
+    their `Host` header is not a loopback name. This middleware runs before all other middleware.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
@@ -29,7 +29,7 @@ class OriginGuard:
         self._hosts = _LOCAL_HOSTS | {listen_host} if is_loopback(host) and not section.insecure else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the wrapped application, or reject the request."""
+        """Forward a request to the wrapped application, or reject it with an error response."""
         rejection = self._rejection(scope["headers"]) if scope["type"] == "http" else None
         await (self._app if rejection is None else error_response(rejection))(scope, receive, send)
 

@@ -1,1 +1,5 @@
-"""Anthropic's Messages API: translates requests to chat requests, and chat completions to messages."""
+"""Support for clients of Anthropic's Messages API.
+
+The gateway translates each request to an OpenAI chat request, and the node's chat completion to a Messages API
+response.
+"""

@@ -1,6 +1,6 @@
 """Token counts for `POST /v1/messages/count_tokens`.
 
-The count is exact if a node has the model loaded, else an estimate. The endpoint never loads a model.
+The count is exact if a node has the model loaded. Otherwise the count is an estimate. The endpoint never loads a model.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +19,7 @@ _BYTES_PER_MESSAGE = 8
 _BYTES_PER_IMAGE = 4096
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
-"""Posts a body to `TOKENIZE_PATH` of a node. Returns the status and body of the response, or None without one."""
+"""Posts a body to `TOKENIZE_PATH` of a node. Returns status and body of the response, or None if the call failed."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CountRequest:
     """A request to count the tokens of a prompt.
 
     Attributes:
-        model: model name in the client's request.
-            body: JSON body for `POST /tokenize` of a node, with the client's model name.
-            estimate: estimated number of prompt tokens, used if no node counts the tokens.
+        model: model name in the client's request, possibly an alias.
+        body: JSON body of the `POST /tokenize` request to a node. It contains the client's model name.
+        estimate: estimated number of prompt tokens. It is returned to the client if no node counts the tokens.
     """
 
     model: str
@@ -37,7 +37,7 @@ class CountRequest:
     estimate: int
 
     def body_for(self, model: str) -> bytes:
-        """Return the body with `model` instead of the client's model name."""
+        """Return the body of the request to a node, with `model` instead of the client's model name."""
         model_member = _model_member(self.model)
         assert self.body.startswith(model_member)
         return _model_member(model) + self.body[len(model_member) :]
@@ -47,7 +47,8 @@ class CountRequest:
         """Parse the body of `POST /v1/messages/count_tokens` and translate it to a body for `POST /tokenize` of a node.
 
         Raises:
-            ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
+            ApiError: 400 because the body is not JSON (`malformed_json`), names no model (`missing_model_field`), or
+                has an invalid field (`invalid_anthropic_body`).
         """
         prompt = to_prompt(read_object(body))
         variables = prompt["chat_template_kwargs"]
@@ -59,14 +60,15 @@ class CountRequest:
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Return the response body `{"input_tokens": N}`.
+    """Let a node count the prompt tokens, and return the response body `{"input_tokens": N}`.
 
-    N is the count of a node, or the estimate if no node counted the tokens.
+    N is the node's count. If no node counted the tokens, N is `request.estimate`.
 
     Args:
         request: the client's request.
         model: the model id, with aliases resolved.
-        ask: posts a body to a node and returns status and body of the response, or None if the call failed.
+        ask: function that posts a body to a node. It returns status and body of the response, or None if the call
+            failed.
     """
     completion = await ask(request.body_for(model))
     count = None if completion is None else parse_count(*completion)
@@ -86,7 +88,7 @@ def parse_count(status: int, body: bytes) -> int | None:
 
 
 def estimate_tokens(chat: Mapping[str, Any]) -> int:
-    """Return the estimated number of prompt tokens of a chat request; at least 1."""
+    """Estimate the number of prompt tokens of a chat request from its length. The result is at least 1."""
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
         size += len(to_json({"tools": tools}))

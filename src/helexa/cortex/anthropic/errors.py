@@ -31,14 +31,15 @@ _COMPLETION = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) out
 
 
 def invalid_anthropic_body(field: str, problem: str) -> ApiError:
-    """Return the error for an invalid request body; `field` is the path of the invalid value."""
+    """Return the 400 error for an invalid request body. `field` is the JSON path of the invalid value."""
     return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """Return the JSON body of an error: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+    """Return the JSON body of an error response: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
-    If Anthropic's client libraries handle an error by its code, `error.details.error_code` contains the code.
+    The error codes in `_HANDLED_BY_CODE` are also sent, as `error.details.error_code`, because Anthropic's client
+    libraries read them.
     """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
@@ -48,15 +49,15 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Return the response headers of an error.
+    """Return the HTTP headers of an error response.
 
-    If the error is a 429 because a key's quota is exhausted, the headers tell clients not to retry.
+    If the token budget of the client's key is exhausted, the headers tell the client not to retry.
     """
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
 def error_event(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the error as the last event of a stream."""
+    """Return the server-sent event `error`, which ends a stream that failed with `error`."""
     return frame(orjson.dumps(to_anthropic_error(error, request_id)), "error")
 
 
@@ -80,10 +81,10 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Convert an error that a node sent as an event of a stream to an `ApiError`.
+    """Convert an error that a node sent as an event within a stream to an `ApiError`.
 
     Args:
-        error: value of the event's member `error`.
+        error: JSON value of the event's member `error`.
     """
     kind = error.get("type") if isinstance(error, dict) else None
     return _from_envelope(_STATUSES.get(kind, 500) if isinstance(kind, str) else 500, error, None)
@@ -109,9 +110,9 @@ def _upstream_error(status: int, retry_after: int | None) -> ApiError:
 
 
 def _message(error: ApiError) -> str:
-    """Return the message of an error.
+    """Return the message of an error for clients.
 
-    If the prompt exceeds the context limit, the message has Anthropic's wording, because agents recognize this wording
+    If the prompt exceeds the context length, the message uses Anthropic's wording. Coding agents recognize this wording
     and then compact the conversation.
     """
     text = str(error)

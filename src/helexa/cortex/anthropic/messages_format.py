@@ -1,4 +1,4 @@
-"""Translates a Messages API request to a chat request, and the chat completion to a Messages API response."""
+"""Translates a Messages API request to a chat request, and the node's chat completion to a Messages API response."""
 
 import secrets
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from helexa.cortex.anthropic.responses.stream import MessageStream
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated request.
+    """A Messages API request that was translated to a chat request.
 
     Attributes:
-        body: the chat request as JSON, with the client's model name.
-        model: model name in the client's request.
+        body: the chat request as JSON. It contains the client's model name.
+        model: model name in the client's request, possibly an alias.
         stream: True if the client requests a stream.
         stop_sequences: the client's stop sequences.
         input_tokens: estimated number of prompt tokens.
-        message_id: id of the response message.
+        message_id: new id for the message in the response.
     """
 
     body: bytes
@@ -36,10 +36,12 @@ class Translation:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Parse and translate the body of `POST /v1/messages`.
+        """Parse the body of `POST /v1/messages` and translate it to a chat request.
 
         Raises:
-            ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
+            ApiError: 400 because the body is not JSON (`malformed_json`), names no model (`missing_model_field`), or
+                has an invalid field (`invalid_anthropic_body`). 404 `thread_not_found` if the request continues a
+                stored conversation.
         """
         request = read_object(body)
         chat = to_chat(request)
@@ -53,7 +55,7 @@ class Translation:
         )
 
     def events(self, request_id: str | None = None) -> MessageStream:
-        """Return an object that translates a streamed chat completion to the events of a Messages API stream."""
+        """Return a new `MessageStream`, which translates a streamed chat completion to Messages API events."""
         return MessageStream(
             self.model,
             self.message_id,
@@ -63,10 +65,15 @@ class Translation:
         )
 
     def translate(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
-        """Translate a non-streaming chat completion to a message in JSON.
+        """Translate a node's non-streaming response to the JSON body of a Messages API response.
+
+        Args:
+            status: HTTP status of the node's response.
+            body: body of the node's response.
+            retry_after: seconds of the node's `Retry-After` header, or None.
 
         Raises:
-            ApiError: the node returned an error (with the node's status), or its response is malformed (502).
+            ApiError: the node returned an error (the status is the node's status), or its response is malformed (502).
         """
         if not 200 <= status < 300:
             raise node_error(status, body, retry_after)

@@ -1,4 +1,4 @@
-"""The list of models in the format of Anthropic's API, in pages."""
+"""The list of models in the format of Anthropic's API, which returns the list in pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,8 @@ def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str
     """Return the page of `entries` that the query parameters `limit`, `after_id` and `before_id` select.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for a limit out of range, for both ids, or for an unknown id.
+        ApiError: 400 `invalid_anthropic_body`: `limit` is out of range, `after_id` and `before_id` are both set, or no
+            entry has the given id.
     """
     limit = _limit(query.get("limit"))
     ids = [entry["id"] for entry in entries]

@@ -24,7 +24,8 @@ class AnthropicReply(Reply):
     gateway can still send an error response if the completion is malformed.
 
     Attributes:
-        translation: the translated request. None before the request is parsed; only errors can be sent then.
+        translation: the translated request, or None before the request is parsed. As long as it is None, only an error
+            response can be sent.
     """
 
     def __init__(self, send: Send, request_id: str | None = None) -> None:
@@ -39,11 +40,11 @@ class AnthropicReply(Reply):
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Store the node's status and headers. If the response is a stream, send status and headers to the client.
+        """Store the node's status and headers. If the node's response is a stream, send them to the client at once.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response` if the node streams although the client did not ask for a
-                stream, or the reverse.
+            ApiError: 502 `upstream_malformed_response`: the node sends a stream that the client did not request, or
+                does not send the requested stream.
         """
         assert self.translation is not None
         self._status, self._node_headers = status, [header for header in headers if header[0] not in _BODY_HEADERS]
@@ -56,10 +57,11 @@ class AnthropicReply(Reply):
             await super().start(status, [*_STREAM_HEADERS, *self._node_headers], streamed=False)
 
     async def write(self, chunk: bytes) -> None:
-        """Process the next bytes of the node's response.
+        """Translate and send the next bytes of a node's stream, or buffer the next bytes of a non-streaming response.
 
         Raises:
-            ApiError: the node's response is malformed. In a stream, the client has already received the error event.
+            ApiError: the node's response is malformed. If the response is a stream, the error event was already sent to
+                the client.
         """
         if self._events is not None:
             await self._send_events(self._events, self._events.feed(chunk))
@@ -69,7 +71,7 @@ class AnthropicReply(Reply):
             raise malformed(f"it is larger than {MAX_RESPONSE_BYTES} bytes")
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """End the response with the node's last bytes.
+        """Translate and send the last bytes of the node's response, and end the response to the client.
 
         Raises:
             ApiError: the node returned an error, or its response is incomplete or malformed.
@@ -85,9 +87,9 @@ class AnthropicReply(Reply):
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
-        """End the response with an error.
+        """End the response to the client with an error.
 
-        The error is the last event if a stream has begun, otherwise an error response.
+        If a stream has begun, the error is sent as its last event. Otherwise it is sent as an HTTP error response.
         """
         if self._events is not None:
             await super().write(self._events.fail(error))

@@ -1,1 +1,1 @@
-"""Builds the OpenAPI document and the list of models."""
+"""Builds the content of `/openapi.json` and `/v1/models`."""

@@ -1,4 +1,4 @@
-"""The content of `/v1/models`: the catalogue and the fleet's state merged into one list."""
+"""The content of `/v1/models`: models of the catalogue and models that nodes report, merged into one list."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,15 +20,16 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """Return the entries of `/v1/models`: one per known model, and one per alias of a known model.
+    """Return the entries of `/v1/models`.
 
-    An entry omits the fields whose values are unknown.
+    There is one entry per model of the catalogue or of a node, and one per alias of such a model. An entry omits fields
+    that have no known value.
 
     Args:
-        view: the state of the fleet.
+        view: the current state of all nodes and their models.
         catalogue: the models and aliases.
-        created: value of `created` in every entry, Unix seconds.
-        progress: returns the load progress of a model, or None if the model is not loading.
+        created: value of the field `created` in every entry, in Unix seconds.
+        progress: function that returns the load progress of a model, or None if this gateway is not loading the model.
     """
     ids = [profile.id for profile in catalogue.models]
     for node in view.nodes:
@@ -70,7 +71,7 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
 
 
 def _state(view: FleetView, model: str, progress: Progress | None) -> State:
-    """Return the state of a model. A `warm` model serves requests now; a `cold` model must be loaded first."""
+    """Return the state of a model. A `warm` model can serve requests now. A `cold` model must be loaded first."""
     if candidates(view, model):
         return "warm"
     nodes = [node for node in view.nodes if node.healthy]

@@ -39,7 +39,7 @@ Malformed HTTP requests and requests of web pages from other origins get an erro
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of the API: one method of one path.
+    """An operation in the OpenAPI document: one HTTP method of one path.
 
     Attributes:
         id: operation id; client generators name functions after it.
@@ -50,9 +50,10 @@ class Operation:
         body: name of the schema of the request body, or None.
         query: schemas of all query parameters by name, required and optional.
         required: names of the required query parameters.
-        error_statuses: HTTP error statuses of this operation, in addition to `_EVERYWHERE`, which every operation has.
+        error_statuses: HTTP error statuses of this operation. The statuses in `_EVERYWHERE` are added to every
+            operation.
         error: name of the schema of error responses.
-        status: status of a successful response.
+        status: HTTP status of a successful response.
         unready: True if a 503 response of the operation has the schema `response` instead of `error`.
         streamed: True if the operation can respond with an event stream.
         forwards_errors: True if a node's error response is forwarded with its status.
@@ -76,7 +77,7 @@ class Operation:
     security: str = "user"
 
     def operation_object(self) -> dict[str, Any]:
-        """Return the OpenAPI operation object of this operation."""
+        """Return this operation as an OpenAPI operation object (JSON)."""
         operation: dict[str, Any] = {
             "operationId": self.id,
             "summary": self.summary,
@@ -321,7 +322,7 @@ OPERATIONS = (
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the whole OpenAPI document. Callers must not change the returned dict."""
+    """Return the whole OpenAPI document. The returned dict is cached, so callers must not change it."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation.operation_object()

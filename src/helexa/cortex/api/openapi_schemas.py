@@ -1,4 +1,4 @@
-"""JSON schemas of request and response bodies: derived from Python classes, or written by hand below."""
+"""JSON schemas of request and response bodies. They are derived from Python classes, or written by hand below."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ _RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelI
 
 
 def ref(name: str) -> Schema:
-    """Return a JSON schema that refers to the component schema `name`."""
+    """Return a JSON schema that refers to the schema `name` under `components` of the OpenAPI document."""
     return {"$ref": _FOLDER + name}
 
 
@@ -47,22 +47,22 @@ def or_null(schema: Schema) -> Schema:
 
 
 def array(items: Schema, **limits: int) -> Schema:
-    """Return the schema of a list whose elements have the schema `items`."""
+    """Return the schema of a list of elements with the schema `items`. `limits` are keywords such as `maxItems`."""
     return {"type": "array", "items": items, **limits}
 
 
 def record(required: dict[str, Schema], **optional: Schema) -> Schema:
-    """Return the schema of an object with these required and optional members. Further members are allowed."""
+    """Return the schema of an object with the given required and optional members. Other members are allowed too."""
     return {"type": "object", "properties": required | optional, "required": list(required)}
 
 
 def one_of(*values: str) -> Schema:
-    """Return the schema of a string with one of these values."""
+    """Return the schema of a string that must be one of `values`."""
     return {"type": "string", "enum": list(values)}
 
 
 def schemas() -> dict[str, Schema]:
-    """Return all component schemas of the OpenAPI document by name."""
+    """Return the schemas under `components` of the OpenAPI document, by name."""
     inputs = [(schema_type.__name__, "validation", TypeAdapter[Any](schema_type)) for schema_type in _REQUESTS]
     inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _RESPONSES]
     _, derived = TypeAdapter.json_schemas(inputs, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
@@ -77,9 +77,9 @@ def schemas() -> dict[str, Schema]:
 
 
 def _terse(schema: Any) -> Any:
-    """Return a schema without titles and with only the first paragraph of each description.
+    """Return a copy of a schema without titles, and with only the first paragraph of each description.
 
-    Titles are removed because they only repeat the names.
+    Titles are removed because they only repeat the names of classes and fields.
     """
     if isinstance(schema, list):
         return [_terse(item) for item in schema]

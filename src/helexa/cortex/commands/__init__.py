@@ -1,1 +1,1 @@
-"""Subcommands of `cortex` other than `serve` and `status`."""
+"""Subcommands of the `cortex` command line, except `serve` and `status`."""

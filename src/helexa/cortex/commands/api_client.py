@@ -18,7 +18,7 @@ class Unreachable(HelexaError):
 
 
 class Refused(HelexaError):
-    """The gateway responded with an error. The message contains the error's text."""
+    """The gateway responded with an error. The exception's message contains the message of the error response."""
 
 
 @Parameter(name="*")
@@ -35,7 +35,7 @@ class GatewayApi:
     key: Annotated[str | None, Parameter(env_var="HELEXA_API_KEY")] = field(default=None, repr=False)
 
     def get(self, path: str) -> Any:
-        """Return the JSON at `path`.
+        """Send a GET request for `path`, and return the parsed JSON of the response.
 
         Raises:
             Unreachable: the gateway did not respond, or its response is not JSON.
@@ -44,9 +44,11 @@ class GatewayApi:
         return self._ask("GET", path, TIMEOUT_SECS)
 
     def post(self, path: str, timeout_secs: float = TIMEOUT_SECS) -> Any:
-        """Send a POST request without a body and return the JSON of the response.
+        """Send a POST request without a body to `path`, and return the parsed JSON of the response.
 
-        The request fails after `timeout_secs` seconds. Errors are those of `get`.
+        Raises:
+            Unreachable: the gateway did not respond within `timeout_secs` seconds, or its response is not JSON.
+            Refused: the gateway responded with an error.
         """
         return self._ask("POST", path, timeout_secs)
 
@@ -80,7 +82,7 @@ class GatewayApi:
 
 
 def _error_message(error: Any) -> str:
-    """Return the message of an error response."""
+    """Return the message of the gateway's error response, or its HTTP status and reason if the body has no message."""
     import json
 
     try:

@@ -6,7 +6,7 @@ _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of a duration such as `15m`.
+    """Parse a duration such as `15m`, and return its number of seconds.
 
     Raises:
         HelexaError: the text is not a duration.
@@ -18,7 +18,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration such as `15m`, in the largest unit without a remainder. `seconds` is rounded first."""
+    """Format `seconds`, rounded to an integer, as a duration such as `15m`, in the largest unit without a remainder."""
     whole_seconds = round(seconds)
     unit = next((unit for unit, size in _UNITS.items() if whole_seconds and whole_seconds % size == 0), "s")
     return f"{whole_seconds // _UNITS[unit]}{unit}"

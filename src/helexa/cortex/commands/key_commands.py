@@ -153,7 +153,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
 
 
 def _where(settings: CortexConfig) -> str:
-    """Return a description of the ledger without its password."""
+    """Return the location of the ledger's database as text, without the password."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"

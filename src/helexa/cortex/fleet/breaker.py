@@ -1,10 +1,10 @@
 """Circuit breakers: a (node, model) pair that keeps failing gets no requests for a while, then one probe request.
 
 Only transport failures count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response
-that is not HTTP. A node's error response does not count, nor does a timeout on a node that answers its polls.
+that is not HTTP. A node's error response does not count. A timeout on a node that answers its polls does not count.
 
-After a 429 or 503, the router prefers other nodes for a short time. No function in this module reads a clock: callers
-pass the time.
+After a response with status 429 or 503, the router prefers other nodes for a short time. No function in this module
+reads a clock: callers pass the time.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,14 @@ WARY_SECS = 1.0
 class Breaker:
     """Breaker state of one (node, model) pair.
 
-    The class is immutable: each transition returns a new `Breaker`. All times are seconds of the same clock.
+    The states are closed (requests allowed), open (no requests) and half-open (one probe request allowed). The class is
+    immutable: each change returns a new `Breaker`. All times are seconds of the same clock.
 
     Attributes:
-        faults: number of consecutive failures in the closed state.
+        faults: number of consecutive transport failures of a closed breaker.
         open_until: time at which an open breaker becomes half-open; None for a closed breaker.
         probing: True while the probe request is in progress.
-        wary_until: time before which the router prefers other nodes, because this node failed or was busy.
+        wary_until: until this time the router prefers other nodes, because this node failed or was busy.
     """
 
     faults: int = 0
@@ -45,18 +46,18 @@ class Breaker:
         return "open" if self.probing or now < self.open_until else "half-open"
 
     def began(self, now: float) -> "Breaker":
-        """Return the breaker after a request has begun. In the half-open state, this request is the probe."""
+        """Return the breaker as it is after the start of a request. If it was half-open, the request is the probe."""
         return replace(self, probing=True) if self.state(now) == "half-open" else self
 
     def ended(self) -> "Breaker":
-        """Return the breaker after the probe request has ended.
+        """Return the breaker as it is after the end of the probe request.
 
         If the probe ended without a result (neither `ok` nor `fault` was called), another probe is allowed.
         """
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
-        """Return the breaker after the node responded: closed, without counted failures.
+        """Return the breaker as it is after a response of the node: closed, without counted failures.
 
         An open breaker without a running probe does not change, because the response belongs to a request that was sent
         before the breaker opened.
@@ -66,10 +67,10 @@ class Breaker:
         return Breaker(wary_until=self.wary_until)
 
     def fault(self, now: float, failures: int, reset_secs: float) -> "Breaker":
-        """Return the breaker after a transport failure.
+        """Return the breaker as it is after a transport failure.
 
         Args:
-            now: current time.
+            now: current time in seconds.
             failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one
                 failure.
             reset_secs: seconds until an opened breaker becomes half-open.
@@ -83,18 +84,18 @@ class Breaker:
         return Breaker(0, now + reset_secs, False, wary_until)
 
     def busy(self, now: float, secs: float) -> "Breaker":
-        """Return the breaker after a 429 or 503: the router prefers other nodes for `secs` seconds."""
+        """Return the breaker as it is after a 429 or 503: the router prefers other nodes for `secs` seconds."""
         return replace(self, wary_until=max(self.wary_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """Return the next time at which the state changes without another event; infinity if there is no such time."""
+        """Return the next time at which the breaker changes merely because time passes; infinity if never."""
         change_times = [self.wary_until]
         if self.open_until is not None and not self.probing:
             change_times.append(self.open_until)
         return min((change_time for change_time in change_times if change_time > now), default=inf)
 
     def blank(self, now: float) -> bool:
-        """Return whether the breaker equals a new breaker and therefore need not be stored."""
+        """Return whether the breaker behaves like a new breaker, and therefore need not be stored."""
         return self.faults == 0 and self.open_until is None and self.wary_until <= now
 
 
@@ -116,9 +117,9 @@ class Breakers:
         return pair in self._breakers
 
     def began(self, pair: Pair, now: float) -> bool:
-        """Record that a request has begun. Return True if the request is the probe.
+        """Record the start of a request. Return True if the request is the probe of a half-open breaker.
 
-        The caller must call `ended` after a probe.
+        The caller must call `ended` after the probe.
         """
         breaker = self._breakers.get(pair)
         if breaker is None:
@@ -128,15 +129,15 @@ class Breakers:
         return after_request.probing and not breaker.probing
 
     def ended(self, pair: Pair, now: float) -> None:
-        """Record that the probe request has ended, with or without a result."""
+        """Record the end of the pair's probe request, whether or not the node has responded."""
         self._put(pair, self._breakers.get(pair, _BLANK).ended(), now)
 
     def ok(self, pair: Pair, now: float) -> None:
-        """Record that the node responded."""
+        """Record that the node responded to a request for the model, with any status."""
         self._put(pair, self._breakers.get(pair, _BLANK).ok(now), now)
 
     def fault(self, pair: Pair, now: float) -> State:
-        """Record a transport failure and return the new state."""
+        """Record a transport failure and return the new state of the pair's breaker."""
         breaker = self._breakers.get(pair, _BLANK).fault(now, self.failures, self.reset_secs)
         self._put(pair, breaker, now)
         return breaker.state(now)
@@ -150,11 +151,11 @@ class Breakers:
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.state(now) == "open")
 
     def wary(self, now: float) -> frozenset[Pair]:
-        """Return the pairs that get requests only if no other node can serve the model."""
+        """Return the pairs that failed or were busy recently, for which the router prefers other nodes."""
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.wary_until > now)
 
     def changes_at(self, now: float) -> float:
-        """Return the next time at which `open` or `wary` change without another event; infinity if never."""
+        """Return the next time at which the result of `open` or `wary` changes because time passes, or infinity."""
         return min((breaker.changes_at(now) for breaker in self._breakers.values()), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:

@@ -1,6 +1,6 @@
-"""The state of the gateway's nodes.
+"""The fleet: the state of all nodes that the gateway uses.
 
-Only `Fleet` changes the state. All other code reads an immutable `FleetView`.
+Only the class `Fleet` changes the state. All other code reads it through a `FleetView`.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ MAX_BUSY_SECS = 30.0
 
 
 class Fleet:
-    """Owns and changes the state of all nodes.
+    """Stores and changes the state of all nodes.
 
-    A node can be removed from the configuration at any time. Later events of a removed node are ignored.
+    A node can be removed from the configuration at any time. Events that concern a removed node are then ignored.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Fleet:
     def configure(self, neurons: Iterable[NeuronSection]) -> None:
         """Replace the configured nodes, and set the event `reconfigured`.
 
-        A node whose address and kind are unchanged keeps its state. A node that was cordoned through the API stays
-        cordoned, unless its `cordoned` value in the configuration changes.
+        A node keeps its state if its address and kind are unchanged. A node that was cordoned through the API stays
+        cordoned until its `cordoned` value in the configuration changes.
         """
         sections = {neuron.name: neuron for neuron in neurons}
         self._nodes = {name: self._node_for(section) for name, section in sections.items()}
@@ -72,11 +72,11 @@ class Fleet:
         self.reconfigured.set()
 
     def set_routing(self, routing: RoutingSection) -> None:
-        """Store new breaker settings. They apply from the next failure on."""
+        """Store new circuit breaker settings, which apply from the next transport failure on."""
         self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
 
     def view(self) -> FleetView:
-        """Return the current state as a view. The same object is returned until the state changes."""
+        """Return the current state of all nodes. The same object is returned until the state changes."""
         now = self._clock()
         if self._view is None or now >= self._view_until:
             self._view_until = self._breakers.changes_at(now)
@@ -111,7 +111,10 @@ class Fleet:
         return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """Return the key that the gateway sends to a node, or None. A `FleetView` does not contain keys."""
+        """Return the API key that the gateway sends to a node, or None if no key is configured.
+
+        Keys are not part of a `FleetView`.
+        """
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
@@ -126,7 +129,10 @@ class Fleet:
         self._put(replace(self._nodes[name], cordoned=cordoned))
 
     def answered(self, name: str, report: Report, began: float) -> None:
-        """Apply the report of a successful poll that began at `began` (seconds of the fleet's clock)."""
+        """Update a node's state with the report of a successful poll that began at `began` (monotonic seconds).
+
+        Models that were loaded or unloaded since `began` keep their current state, because the report may be too old.
+        """
         node = self._nodes.get(name)
         if node is None:
             return
@@ -172,7 +178,7 @@ class Fleet:
         self._put(replace(node, healthy=healthy, misses=misses, other_requests=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
-        """Record a successful load, so that requests need not wait for the next poll."""
+        """Record a successful load, so that requests can be sent to the model before the next poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -196,28 +202,29 @@ class Fleet:
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """Record a transport failure of a request: no connection, a reset, or a timeout on a node that is down."""
+        """Record a transport failure of a request for the model, such as a failed or reset connection."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
                 log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
             self._changed()
 
     def busy(self, name: str, model: str, secs: float = WARY_SECS) -> None:
-        """Record a 429 or 503: the router prefers other nodes for `secs` seconds, at most `MAX_BUSY_SECS`."""
+        """Record a 429 or 503 response: the router prefers other nodes for `secs`, at most `MAX_BUSY_SECS`."""
         if name in self._nodes:
             self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
             self._changed()
 
     async def emptied(self, name: str) -> None:
-        """Wait until this gateway has no running request and no running load on a node."""
+        """Wait until this gateway has no running request and no running model load on a node."""
         while any(node == name for node, _ in (*self._in_flight, *self._loading)):
             self._freed.clear()
             await self._freed.wait()
 
     def begin(self, pair: Pair) -> bool:
-        """Count a request as begun on a node. Return whether the request is the probe of a half-open breaker.
+        """Count the start of a request for a (node, model) pair.
 
-        The caller must pass this result to `end`.
+        Return whether the request is the probe of a half-open circuit breaker. The caller must pass this result to
+        `end`.
         """
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
@@ -227,7 +234,7 @@ class Fleet:
         return is_probe
 
     def end(self, pair: Pair, probe: bool) -> None:
-        """Count a request as ended on a node. `probe` is the result of `begin` for this request."""
+        """Count the end of a request. `probe` is the result that `begin` returned for this request."""
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] -= 1
         if not self._in_flight[pair]:
@@ -238,12 +245,12 @@ class Fleet:
             self._changed()
 
     def request(self, name: str, model: str) -> "Flight":
-        """Return a context manager that counts one request as in flight on a node."""
+        """Return a context manager during which one request for the model counts as running on the node."""
         return Flight(self, (name, model))
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
-        """Return a context manager that marks a load of the model on the node as running."""
+        """Return a context manager during which the model counts as loading on the node."""
         self._loading.add((name, model))
         self._changed()
         try:
@@ -281,7 +288,10 @@ class Fleet:
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
     def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Update the load and last-use times of a node's models after a poll; drop the times of removed models."""
+        """Update when the node's models were loaded and last used, after a poll that began at `began`.
+
+        The times of models that the node no longer reports are deleted.
+        """
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status == "loading"
             # in a node's first report, load times are unknown
@@ -303,9 +313,9 @@ class Fleet:
 
 
 class Flight:
-    """Context manager that counts one request as in flight.
+    """Context manager during which one request counts as running on its node.
 
-    It is a class because a generator-based context manager is slower, and every request uses it.
+    This is a class because a generator-based context manager is slower, and every request uses it.
     """
 
     __slots__ = ("_fleet", "_pair", "_probe")

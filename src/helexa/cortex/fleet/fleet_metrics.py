@@ -1,4 +1,4 @@
-"""Prometheus metrics of the state that nodes report. The state is read at each scrape."""
+"""Prometheus metrics of the nodes: availability, running and waiting requests, memory and temperature."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -46,9 +46,9 @@ class _DeviceReading(NamedTuple):
 
 
 class FleetCollector(Collector):
-    """Prometheus collector of node metrics.
+    """Prometheus collector that exports the last reported state of all nodes.
 
-    The collector reads the fleet's state at each scrape, so removed nodes and models have no series.
+    The collector reads the state at each scrape, so removed nodes and models have no time series.
     """
 
     def __init__(self, fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""Immutable records of the fleet's state. Routing and placement decisions use them as input."""
+"""Read-only records of the nodes' state, which are the input of routing and placement decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ class Node:
     Attributes:
         name: configured name.
         endpoint: configured base URL.
-        kind: `neuron`, or `openai` for a third-party backend.
+        kind: `neuron`, or `openai` for a third-party server with an OpenAI-compatible API.
         cordoned: True if the node gets no new requests and loads.
-        allowed_hosts: hosts other than the endpoint's that may serve the node's models.
-        healthy: False before the first successful poll and after three consecutive failed polls.
+        allowed_hosts: hosts that may serve the node's models besides the host of `endpoint`.
+        healthy: False before the first successful poll, and after three consecutive failed polls.
         misses: number of failed polls since the last successful poll.
-        discovery: last reported hardware.
-        health: last reported health.
+        discovery: last reported hardware; None before the first report.
+        health: last reported health, with running requests and free memory; None before the first report.
         models: last reported models, by id; kept while the node is down.
-        urls: base URL of each model's API, by model id; only for models whose URL the node reported.
-        other_requests: number of running and queued requests of other clients at the last poll, by model.
+        urls: base URL of each model's API, by model id. The default for other models is `endpoint`.
+        other_requests: number of running and queued requests of other clients at the last poll, by model id.
         read_at: when the poll that reported `health` began (`time.monotonic`).
     """
 
@@ -42,7 +42,7 @@ class Node:
     read_at: float | None = None
 
     def url(self, model: str) -> str:
-        """Return the base URL for requests for `model`."""
+        """Return the base URL of the API that serves `model` on this node."""
         return self.urls.get(model, self.endpoint)
 
     def activating(self) -> list[str]:
@@ -55,19 +55,20 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetView:
-    """State of the fleet, as input of one decision.
+    """State of all nodes, as input of one routing or placement decision.
 
-    The mappings `in_flight`, `loaded_at` and `used_at` are live: they may change at every `await`. A decision must
-    therefore not await between two reads.
+    The mappings `in_flight`, `loaded_at` and `used_at` show later changes, which may happen at every `await`. A
+    decision must therefore not await between two reads. The keys "by (node, model)" are pairs (node name, model id).
 
     Attributes:
         nodes: the nodes in configured order.
         in_flight: number of running requests of this gateway, by (node, model).
-        loading: running loads of this gateway, as (node, model).
+        loading: (node, model) pairs that this gateway is loading.
         draining: (node, model) pairs that get no new requests because the model will be unloaded.
-        loaded_at: when a model was loaded (`time.monotonic`), by (node, model); only for loads that the gateway saw.
-        used_at: last request for a model on a node (`time.monotonic`), by (node, model).
-        open: (node, model) pairs with an open breaker, which get no requests.
+        loaded_at: when a model was loaded (`time.monotonic`), by (node, model). Loads before the gateway's
+            first poll of the node are missing.
+        used_at: when a node last had a request for the model (`time.monotonic`), by (node, model).
+        open: (node, model) pairs with an open circuit breaker, which get no requests.
         wary: (node, model) pairs that failed or were busy recently; they get requests only if no other node can serve.
     """
 
@@ -81,7 +82,10 @@ class FleetView:
     wary: frozenset[Pair] = frozenset()
 
     def holder(self, response: str) -> Node | None:
-        """Return the node that stores the response with the id `response`, or None. The id's prefix names the node."""
+        """Return the node that stores the API response with the id `response`, or None if no node does.
+
+        Each node reports the prefix of its response ids.
+        """
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -89,9 +93,9 @@ class FleetView:
         return None
 
     def load(self, node: Node, model: str) -> int:
-        """Return the load of `model` on `node`: a number of requests.
+        """Return the number of requests for `model` on `node`.
 
-        The load is this gateway's running requests, plus the requests of other clients at the last poll.
+        The number includes this gateway's running requests, and other clients' requests at the last poll.
         """
         return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 
@@ -100,13 +104,20 @@ class FleetView:
         return {model: count for (node, model), count in self.in_flight.items() if node == name}
 
     def knows(self, model: str) -> bool:
-        """Return whether any node has the model in its list of models, or reports that the model is loading."""
+        """Return whether any node lists the model, or reports that it is loading the model."""
         return any(model in node.models or model in node.activating() for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of one successful poll. A field is None if it was not requested or its request failed."""
+    """Result of one successful poll of a node.
+
+    Attributes:
+        models: the node's models, by id.
+        health: running requests and free memory; None if they were not requested or the request failed.
+        discovery: the node's hardware; None if it was not requested or the request failed.
+        urls: base URL of each model's API, by model id, as far as known.
+    """
 
     models: Mapping[str, ModelInfo]
     health: Health | None = None

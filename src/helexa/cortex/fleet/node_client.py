@@ -41,11 +41,11 @@ _endpoint = TypeAdapter(dict[str, Any])
 
 
 class NodeError(HelexaError):
-    """A node did not answer, or answered with an error.
+    """Raised if a node did not answer, or answered with an error.
 
     Attributes:
         temporary: True if the same call may succeed later.
-        local: True if the gateway, not the node, is the cause: it is out of descriptors, ports or memory.
+        local: True if the cause is not the node, but that the gateway is out of file descriptors, ports or memory.
     """
 
     def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
@@ -55,7 +55,7 @@ class NodeError(HelexaError):
 
 
 class NodeClient:
-    """Client for the management API of nodes. Every method raises `NodeError` if the call fails."""
+    """HTTP client for the management API of nodes. Every method raises `NodeError` if the request fails."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -63,8 +63,8 @@ class NodeClient:
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
         """Poll a node of kind `neuron` and return its report.
 
-        The poll fails only if `/models` fails. If another call fails, its fields in the report stay empty. Hardware
-        and model URLs are requested again only after a missed poll.
+        The poll fails only if `GET /models` fails. If another request fails, its attribute of the report stays empty.
+        Known hardware and known model URLs are requested again only after a failed poll.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -83,9 +83,9 @@ class NodeClient:
         return parse(_health, await self.get(endpoint, "/health", bearer))
 
     async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
-        """Return the node's models by id, from `GET /models`, at most `MAX_MODELS`.
+        """Return the node's models by id, from `GET /models`.
 
-        Entries with an unknown status are left out.
+        Entries after the first `MAX_MODELS` and invalid entries, such as those with an unknown status, are ignored.
         """
         models_by_id: dict[str, ModelInfo] = {}
         for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
@@ -97,9 +97,10 @@ class NodeClient:
         return models_by_id
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
-        """Return the base URL of a model's API.
+        """Return the base URL of the API that serves `model`.
 
-        This is the URL that the node reports for the model if the URL is allowed, else the node's endpoint.
+        This is the URL that the node reports for the model. If the node reports no URL, or a URL that is not allowed,
+        it is the node's endpoint.
         """
         try:
             path = f"/models/{quote(model, safe='')}/endpoint"
@@ -126,7 +127,7 @@ class NodeClient:
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
-        """Unload a model with `POST /models/unload` and return once its memory is free.
+        """Unload a model with `POST /models/unload` and return once the model's memory is free.
 
         If the model is not loaded, the call succeeds.
         """
@@ -145,7 +146,7 @@ class NodeClient:
         bearer: str | None = None,
         subpath: str = "",
     ) -> tuple[int, bytes]:
-        """Call `GET` or `DELETE /v1/responses/{id}` and return status and body.
+        """Send `GET` or `DELETE /v1/responses/{id}` to a node, and return the HTTP status and the body.
 
         Status 404 means that the node stores no response under this id for the principal.
 
@@ -153,9 +154,9 @@ class NodeClient:
             method: `GET` or `DELETE`.
             endpoint: the node's base URL.
             id: id of the response.
-            identity: headers that name the principal.
-            bearer: the node's key.
-            subpath: path and query to append after the id.
+            identity: headers that name the principal (account and API key) of the request.
+            bearer: the API key that the node requires, or None.
+            subpath: path and query string to append after the id.
         """
         path = f"/v1/responses/{quote(id, safe='')}{subpath}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
@@ -164,11 +165,11 @@ class NodeClient:
         return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
-        """Return the response body of a GET request. Any status other than 200 raises `NodeError`."""
+        """Send a GET request and return the response body. Any status other than 200 raises `NodeError`."""
         return await self._call_ok("GET", endpoint, path, None, bearer)
 
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
-        """Return the response body of a JSON POST request.
+        """Send `content` as JSON in a POST request, and return the response body.
 
         A status other than 200, or no response within `POLL_TIMEOUT_SECS`, raises `NodeError`.
         """
@@ -183,7 +184,7 @@ class NodeClient:
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
         """Return the base URL of each model's API, by model id.
 
-        A known URL is requested again only after a missed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
+        A known URL is requested again only after a failed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
         poll. Models that are still loading are skipped, because the node does not know their URLs yet.
         """
         known_urls = {} if node.misses else node.urls
@@ -226,15 +227,15 @@ class NodeClient:
 
 
 def endpoint_url(base: str, path: str) -> URL:
-    """Return the URL of `path` below `base`. The path must be percent-encoded."""
+    """Return the URL `base` + `path`. The path must already be percent-encoded."""
     return URL(base + path, encoded=True)
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
-    """Return the URL at which the gateway can reach a URL that a node reported.
+    """Return a URL that a node reported, changed so that the gateway can reach it.
 
-    If the reported host is a loopback host, it is replaced by the host of `endpoint`. Requests to the URL carry prompts
-    and the node's key, so the host must be the node's own host or an allowed host.
+    A loopback host, which would mean the gateway itself, is replaced by the host of `endpoint`. The gateway sends
+    prompts and the node's API key to this URL, so its host must be the host of `endpoint` or an allowed host.
 
     Args:
         url: the URL that the node reported.
@@ -264,10 +265,10 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
-    """Parse a node's JSON response.
+    """Parse and validate the JSON body of a node's response.
 
     Raises:
-        NodeError: the JSON does not match the expected record.
+        NodeError: the body is not JSON of the type that `adapter` validates.
     """
     try:
         return adapter.validate_json(body)
@@ -278,9 +279,10 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 
 
 def _error_reason(body: bytes) -> tuple[str, str | None]:
-    """Return the message (as one line) and the kind of an error in a node's response body.
+    """Return the message (as one line) and the kind of the error in the body of a node's error response.
 
-    The body is `{"error": "text"}` or `{"error": {"kind", "message", ...}}`.
+    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. If it has neither form,
+    return an empty message.
     """
     try:
         content = orjson.loads(body)

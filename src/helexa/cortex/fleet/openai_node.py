@@ -23,7 +23,7 @@ _STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["emb
 
 
 class _Entry(Record):
-    """An entry of `/v1/models`, with the fields that vLLM and llama.cpp add."""
+    """A model in the response to `GET /v1/models`, with the fields that vLLM and llama.cpp add."""
 
     id: str
     owned_by: str | None = None
@@ -32,14 +32,14 @@ class _Entry(Record):
 
 
 class _Props(Record):
-    """The fields of llama.cpp's `/props` that the gateway reads."""
+    """The fields that the gateway reads from the response to llama.cpp's `GET /props`."""
 
     default_generation_settings: dict[str, Any] = Field(default_factory=dict[str, Any])
     modalities: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class _Running(Record):
-    """An entry of Ollama's `/api/ps`: a model in memory."""
+    """A model in memory, as listed in the response to Ollama's `GET /api/ps`."""
 
     name: str
     context_length: WireInt | None = None
@@ -50,14 +50,14 @@ class _Ps(Record):
 
 
 class _Show(Record):
-    """The fields of Ollama's `/api/show` that the gateway reads: details of a model."""
+    """The details of a model that the gateway reads from the response to Ollama's `POST /api/show`."""
 
     model_info: dict[str, Any] = Field(default_factory=dict[str, Any])
     capabilities: list[str] = Field(default_factory=list[str])
 
 
 class _Studio(Record):
-    """An entry of LM Studio's `/api/v0/models`."""
+    """A model in the response to LM Studio's `GET /api/v0/models`."""
 
     id: str
     type: str | None = None
@@ -90,14 +90,14 @@ Known = Mapping[str, ModelInfo]
 class OpenAINode:
     """Polls nodes of kind `openai`.
 
-    The class has no state: results of earlier polls are read from the polled `Node`.
+    The class has no state of its own. It reads the results of earlier polls from the polled `Node`.
     """
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
-        """Poll a node and return its report.
+        """Poll a node and return its models, and its running requests if the server reports them.
 
         Raises:
             NodeError: `GET /v1/models` failed.
@@ -106,7 +106,7 @@ class OpenAINode:
 
 
 class _NodePoll:
-    """One poll of one node."""
+    """One poll of one node, which sends the requests and detects the server program."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class _NodePoll:
         return models
 
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
-        """Return Ollama's models, or None if the server is not Ollama.
+        """Return the models of an Ollama server by id, or None if the server is not Ollama.
 
         Ollama truncates prompts to the context length that a model was loaded with, so the gateway uses this length
         instead of the model's maximum.
@@ -182,7 +182,7 @@ class _NodePoll:
         return models
 
     async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
-        """Return LM Studio's models, or None if the server is not LM Studio."""
+        """Return the models of an LM Studio server by id, or None if the server is not LM Studio."""
         listing = await or_none(self._studios)
         if listing is None:
             return None
@@ -213,7 +213,7 @@ class _NodePoll:
 
 
 def _entries(listing: _Listing) -> dict[str, _Entry]:
-    """Return the entries of `/v1/models` by model id, without malformed entries."""
+    """Return the entries of a `/v1/models` response by model id. Malformed entries are ignored."""
     entries: dict[str, _Entry] = {}
     for raw in (listing.data or [])[:MAX_MODELS]:
         try:

@@ -35,7 +35,7 @@ class Poller:
     async def run(self) -> None:
         """Poll all configured nodes until cancelled.
 
-        When the configuration changes, polls of added nodes start at once, and polls of removed nodes end.
+        When the configuration changes, polling of added nodes starts at once, and polling of removed nodes stops.
         """
         polls: dict[Address, asyncio.Task[None]] = {}
         try:
@@ -50,9 +50,10 @@ class Poller:
             await _stop(list(polls.values()))
 
     async def poll(self, name: str) -> None:
-        """Poll one node once and apply the result to the fleet.
+        """Poll one node once, and store the result or the failure in the fleet.
 
-        If the gateway itself is out of descriptors, ports or memory, the node's state does not change.
+        If the poll fails because the gateway itself is out of file descriptors, ports or memory, the node's state does
+        not change.
         """
         node = self._fleet.node(name)
         started_at = time.monotonic()
@@ -83,8 +84,8 @@ def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
 
     Args:
         node: the node.
-        interval_secs: interval for a healthy node.
-        chance: random number from 0 to 1; spreads the polls of nodes that went down together.
+        interval_secs: polling interval of a healthy node.
+        chance: random number from 0 to 1. It spreads the polls of nodes that went down at the same time.
     """
     if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
         return interval_secs

@@ -1,1 +1,1 @@
-"""Communication with nodes: the proxy for generation requests, other calls, and the wait for model loads."""
+"""Communication with nodes: forwards generation requests, calls other endpoints, and waits for model loads."""

@@ -22,10 +22,16 @@ _EVENT_STREAM: Headers = [
 async def wait_for_load(
     work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, response: Reply
 ) -> Warm:
-    """Wait for `work`, the load of a model, and return the node that serves the model.
+    """Wait until a model is loaded, and return the node that serves the model.
 
-    A streaming client receives SSE comments with the progress: the first after `KEEP_ALIVE_AFTER_SECS`, then one every
-    `KEEP_ALIVE_SECS`.
+    A streaming client receives SSE comments with the load progress. The first comment is sent after
+    `KEEP_ALIVE_AFTER_SECS`, and further comments every `KEEP_ALIVE_SECS`.
+
+    Args:
+        work: awaitable that loads the model and returns the node.
+        progress: function that returns the current load progress, or None if it is unknown.
+        stream: True if the client requests a stream.
+        response: the response to the client.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -20,7 +20,7 @@ _MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Client for node endpoints other than generation."""
+    """Client for node endpoints that generate no output. A failed call returns None and raises no error."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
         self._upstream = upstream
@@ -29,14 +29,16 @@ class NodeCalls:
     async def call(
         self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
-        """Return the status and body of a node's response, or None if the call failed.
+        """Call an endpoint of a node, and return the HTTP status and the body of the response.
+
+        The result is None if the node does not respond or its response is too long.
 
         Args:
-            target: the node.
-            path: path of the call.
+            target: the node, with the URL of its server.
+            path: path of the endpoint.
             body: JSON body, or empty.
             method: HTTP method.
-            identity: headers with the principal's account and key id.
+            identity: headers with the account id and key id of the request, or None.
         """
         headers = [
             (b"content-type", b"application/json"),
@@ -60,15 +62,16 @@ class NodeCalls:
             response.close()
 
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
-        """Return the token counts of a finished request from the node's `GET /usage/{id}`.
+        """Fetch the token counts of a finished request from the node's endpoint `GET /usage/{id}`.
 
-        Return None if the node does not respond in time or does not know the request, or if `usage_id` is empty.
+        The result is None if `usage_id` is empty, or if the node does not return token counts within
+        `USAGE_TIMEOUT_SECS`.
 
         Args:
-            target: the node.
-            usage_id: the id that the gateway sent with the request, under which the node keeps the token counts; empty
-                for third-party backends.
-            answered: True if the node's response had begun. Otherwise the node may not have read the request yet, so
+            target: the node that processed the request.
+            usage_id: the id that the gateway sent with the request. The node stores the token counts under this id. The
+                id is empty for third-party backends.
+            answered: True if the node had begun its response. If False, the node may not have read the request yet, so
                 the call is repeated a few times.
         """
         if not usage_id:
@@ -86,7 +89,7 @@ class NodeCalls:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Return `body` as a JSON object, or an empty dict if `body` is not a JSON object."""
+    """Parse `body` as JSON, and return the object. Return an empty dict if `body` is not a JSON object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

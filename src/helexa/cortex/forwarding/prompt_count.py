@@ -23,7 +23,11 @@ class PromptCounter:
         self._body_workers = body_workers
 
     async def count(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
-        """Return the number of prompt tokens, or None if no helexa node counts them within `TIMEOUT_SECS`."""
+        """Let a helexa node count the prompt tokens of `request`, and return the count.
+
+        The result is None if no helexa node with the model responds within `TIMEOUT_SECS`. It is also None for requests
+        other than chat and text completions.
+        """
         path, target = _PATHS.get(request.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":
             return None

@@ -41,11 +41,11 @@ Settle = Callable[[], Awaitable[None]]
 
 
 class NoResponse(Exception):
-    """The node failed or was busy before the first byte of its response, so the request may be retried.
+    """The node failed or was busy before anything was sent to the client, so the request may be retried.
 
     Attributes:
-        outcome: kind of failure (`unreached`, `busy`, `broken` or `silent`); decides whether a retry is allowed.
-        error_response: error for the client if the request is not sent to another node.
+        outcome: kind of failure: `unreached`, `busy`, `broken` or `silent`. It decides whether a retry is allowed.
+        error_response: error to send to the client if the request is not retried on another node.
     """
 
     def __init__(self, reason: str, outcome: Outcome, error_response: ApiError) -> None:
@@ -74,22 +74,22 @@ class Proxy:
         *,
         last: bool,
     ) -> None:
-        """Forward the request to a node and its response to the client.
+        """Forward a request to a node, and forward the node's response to the client.
 
         Args:
             target: the node.
             request: the parsed request.
             response: the response to the client.
             record: the request record.
-            settle: charges the request; None for anonymous requests. `settle` is awaited before the end of a complete
-                response is sent.
-            last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded to the
-                client.
+            settle: function that charges the request to the client's key, or None for anonymous requests. It is awaited
+                before the end of a complete response is sent.
+            last: True if the request cannot be retried on another node. A 429 or 503 response of the node is then
+                forwarded to the client.
 
         Raises:
-            NoResponse: nothing was sent to the client, so the request may be retried.
-            ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503). The
-                caller must end the client's response with this error.
+            NoResponse: the node failed before anything was sent to the client, so the request may be retried.
+            ApiError: the node's response is incomplete, a timeout expired, or the gateway is out of connections (503).
+                The caller must end the client's response with this error.
         """
         node, model = target.node, target.model
         record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started
@@ -144,19 +144,19 @@ class Proxy:
                 node_response.close()
 
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
-        """Report a transport failure to the breaker of a (node, model) pair.
+        """Report a transport failure to the circuit breaker of this node and model.
 
-        If `silent` is True (the failure is a timeout) and the node is healthy, nothing is reported, because perhaps
-        only this request is slow.
+        A timeout (`silent`) of a node that still responds to polls is not reported, because perhaps only this request
+        is slow.
         """
         if not (silent and self._fleet.is_alive(node)):
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """Return an unguessable id under which a node keeps a request's token counts.
+        """Return a new unguessable id, under which a node stores the token counts of one request.
 
-        The id consists of a random secret of this process and a counter, because a counter is cheaper than a new random
-        number for each request.
+        The id consists of a random secret of this process and a counter. A counter is cheaper than a new random number
+        for each request.
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
@@ -218,10 +218,7 @@ class Proxy:
     async def _next_or_settle(
         self, node_response: UpstreamResponse, record: RequestRecord, settle: Settle | None
     ) -> bytes:
-        """Return the next chunk of a non-streamed response, or empty bytes at the end.
-
-        At the end, the request is charged before the empty bytes are returned.
-        """
+        """Return the next chunk of a non-streamed response. At its end, charge the request and return empty bytes."""
         chunk = b"" if node_response.complete else await self._next_chunk(node_response, record)
         if not chunk and settle is not None:
             await settle()
@@ -243,9 +240,10 @@ class Proxy:
     async def _forward_error(
         self, node_response: UpstreamResponse, chunk: bytes, response: Reply, record: RequestRecord
     ) -> None:
-        """Forward a node's error response to the client, or raise the error if the client's stream has already begun.
+        """Forward a node's error response to the client.
 
-        The gateway logs the error's status and code, but not its message, because a message may quote the prompt.
+        If the response to the client has already begun, or the node's error has no message, raise the error instead.
+        The gateway logs the error's status and code. It does not log the message, which may quote the prompt.
         """
         body = bytearray()
         while chunk and len(body) <= _MAX_ERROR_BYTES:
@@ -268,7 +266,7 @@ class Proxy:
 
 
 def _is_from_proxy(node_response: UpstreamResponse) -> bool:
-    """Return whether the response comes from a server other than the node, such as a reverse proxy in front of it."""
+    """Return whether the response comes from a server other than the node, such as a proxy in front of the node."""
     if node_response.status >= 400:
         return node_response.status in (502, 504)
     kinds = [value for name, value in node_response.headers if name == b"content-type"]
@@ -276,21 +274,21 @@ def _is_from_proxy(node_response: UpstreamResponse) -> bool:
 
 
 def _error_fields(body: bytes) -> dict[str, str]:
-    """Return the string fields of the `error` object in an error body; empty if there is no such object."""
+    """Return the string fields of the `error` object in a node's error body, or an empty dict without this object."""
     error = json_object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
 def _code(error: dict[str, str]) -> str | None:
-    """Return the `code` of a node's error, or None if the code is missing or contains unusual characters."""
+    """Return the `code` of a node's error, or None if the code is missing or does not match `_CODE`."""
     code = error.get("code", "")
     return code if _CODE.fullmatch(code) else None
 
 
 def _retry_after(node_response: UpstreamResponse) -> float:
-    """Return for how many seconds the router prefers other nodes after this response.
+    """Return for how many seconds the router should prefer other nodes after a busy response.
 
-    This is the response's `Retry-After`, or `WARY_SECS` if the header is missing.
+    The result is the value of the `Retry-After` header, or `WARY_SECS` if the header is missing.
     """
     text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS

@@ -1,1 +1,1 @@
-"""Persistent state of gateways in SQLite or PostgreSQL: keys, budgets, spent tokens and the activity log."""
+"""Data that gateways store in SQLite or PostgreSQL: API keys, token budgets, spent tokens and the activity log."""

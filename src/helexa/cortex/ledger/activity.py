@@ -23,13 +23,15 @@ class Activity:
         model: resolved model id.
         status: HTTP status of the response; 499 if the client disconnected.
         duration_ms: duration of the whole request.
-        account_id, key_id: principal of the request; None for anonymous requests.
+        account_id, key_id: account and API key of the request; None for anonymous requests.
         alias: requested model name, if it differs from the model id.
-        node: name of the last node that the request was forwarded to.
+        node: name of the last node that the request was forwarded to; None if it was not forwarded.
         route: why the router chose the node.
-        error_code: code of the error response.
-        prompt, completion, cached: token counts.
-        ttft_ms: time to first token.
+        error_code: code of the error response; None if the request succeeded.
+        prompt: number of prompt tokens, including `cached`.
+        completion: number of completion tokens.
+        cached: number of prompt tokens that the node read from its prefix cache.
+        ttft_ms: time to first token; None if no token was produced.
         waited_ms: time between the request's arrival and its forwarding to a node.
         tokens_per_second: decode speed.
         client_gone: True if the client disconnected.
@@ -81,7 +83,7 @@ class ActivityLog:
         self._since_trim = _TRIM_INTERVAL_ROWS
 
     def append(self, activity: Activity) -> None:
-        """Queue a row for the next batch."""
+        """Queue a row, or drop it if the queue is full."""
         if len(self._pending) < MAX_ROWS:
             self._pending.append(activity)
         else:
@@ -91,7 +93,7 @@ class ActivityLog:
         return len(self._pending)
 
     def steps(self) -> list[Step]:
-        """Remove all queued rows and return the SQL steps that write them."""
+        """Empty the queue and return the SQL statements, with arguments, that write its rows to the database."""
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)
@@ -108,12 +110,12 @@ async def recent(
 
     Args:
         database: the ledger's database.
-        limit: maximum number of rows, at most 1000.
+        limit: maximum number of rows. Values above 1000 are treated as 1000.
         before: return only rows with a smaller `id`; pass the last `id` of the previous page.
         **filters: required values of `account_id`, `key_id`, `model`, `node` or `status`; None disables a filter.
 
     Raises:
-        ValueError: unknown filter.
+        ValueError: `filters` has a name other than these five.
     """
     if unknown_filters := filters.keys() - set(_FILTERS):
         raise ValueError(f"no such filter: {', '.join(sorted(unknown_filters))}")

@@ -1,7 +1,7 @@
 """One gateway's budget state in memory: leases, open reservations, and rows that are not in the database yet.
 
-The state in memory is ahead of the database by the changes that the next batch will write. The ledger writes batches in
-order, and each batch exactly once.
+A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. A change is made in
+memory first, and the next batch writes it to the database. Batches are written in order, and each batch exactly once.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Budgets:
     Attributes:
         gateway: the gateway's id.
         batch: number of batches that `next_batch` has returned so far.
-        leases: leases by (key id, window id).
+        leases: leases by (key id, id of the budget window).
         open: reservations that are neither settled nor released, by sequence number, in the order of admission.
     """
 
@@ -41,7 +41,12 @@ class Budgets:
     def admit(
         self, claim: Claim, now: float, close: Callable[[Closing], None]
     ) -> tuple[Reservation, entries.Record] | None:
-        """Reserve tokens from the key's lease.
+        """Reserve the tokens of `claim` from the key's lease in memory.
+
+        Args:
+            claim: the request's key and the number of tokens.
+            now: Unix seconds.
+            close: function that the reservation calls when it is settled or released.
 
         Returns:
             The reservation and its record for the write-ahead log, or None if the lease does not have enough tokens.
@@ -87,16 +92,17 @@ class Budgets:
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Add tokens to a lease in memory after a transaction has taken the tokens from the key's window."""
+        """Update a lease in memory after a transaction has taken its tokens from the key's budget window."""
         lease, principal = grant.lease, grant.principal
         lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Return the free tokens of idle leases to their windows.
+        """Return the free tokens of idle leases to their budget windows, and delete unused leases.
 
-        Leases without reservations are deleted if they were unused for `UNUSED_SECS` or their window has ended.
+        A lease without reservations is deleted if it was idle for `UNUSED_SECS` or its window has ended. The changes
+        reach the database with the next batch.
         """
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
@@ -110,8 +116,8 @@ class Budgets:
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
         """Return the next batch: its guard statement, and the SQL steps that write all changes since the last batch.
 
-        The guard stores the number of the batch, so that the database applies each batch only once. `extra_steps` are
-        appended to the steps.
+        The guard statement stores the batch's number in the database. It changes no row if the number is already
+        stored, so the database applies each batch only once. `extra_steps` are appended to the steps.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)
@@ -136,7 +142,7 @@ class Budgets:
 
     @property
     def unwritten(self) -> int:
-        """Number of reservations whose rows the next batch must add or close."""
+        """Number of reservations that the next batch must insert or update in the database."""
         return len(self._opened) + len(self._rows[entries.CLOSE])
 
     def _delete_lease(self, lease: Lease) -> None:

@@ -4,9 +4,9 @@ Many requests that arrive at once share one commit; a request that arrives alone
 If the connection is lost during a commit, the gateway repeats the batch until the database has the batch's number, so
 each batch is written exactly once.
 
-Each gateway holds tokens of a key's budget in advance, in a lease. With a write-ahead log, a request waits for the
-database only if the lease has too few tokens. Otherwise the reservation is written to the write-ahead log at once, and
-to the database with the next batch.
+A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. If the lease has
+enough tokens and there is a write-ahead log, the reservation is written to the log at once, and to the database with
+the next batch. In all other cases, the request waits for the database.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Committer:
 
     Attributes:
         budgets: leases and open reservations; replaced when this gateway registers again.
-        waiting: reservations, settlements and flushes that wait for the next batch.
+        waiting: reservations, settlements and calls of `flush` that wait for the next batch.
         activity: rows of the activity log that are not written yet.
         retry: repeats failed database work and records why the database cannot be written.
         ending: True once no new reservations are accepted.
@@ -84,7 +84,7 @@ class Committer:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Reserve the claimed tokens if the lease in memory has enough, else return None: call `enqueue` then."""
+        """Reserve tokens without waiting for the database. Return None if the caller must use `enqueue` instead."""
         if self._wal is None or not self._wal.complete:
             return None
         if self.waiting.reservations or self.budgets.unwritten >= _MAX_UNWRITTEN_ROWS:
@@ -116,7 +116,7 @@ class Committer:
             self._wake.set()
 
     def close(self, closing: Closing) -> None:
-        """Settle or release a reservation: at once if there is a write-ahead log, otherwise with the next batch."""
+        """Settle or release a reservation: at once with a write-ahead log, in the next batch without a log."""
         reservation = closing.reservation
         if self._ended:
             closing.finish()
@@ -135,14 +135,14 @@ class Committer:
             self._wake.set()
 
     async def flush(self) -> None:
-        """Wait until the rows of the ledger and the activity log are in the database, or until the database fails."""
+        """Wait until all queued rows are written or the database fails. Without a write-ahead log, return at once."""
         if self._wal is not None and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(tidy=True)
             await flushed
 
     async def probe(self) -> str | None:
-        """Return why the database cannot be written, or None if it can be; may write a batch as a test."""
+        """Return why the database cannot be written, or None. Write a test batch if the last write is not recent."""
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(beat=True)
@@ -153,7 +153,7 @@ class Committer:
         """Wake `run` to write a batch.
 
         Args:
-            tidy: return the unused tokens of idle leases.
+            tidy: also write the activity log, and return unused tokens of idle leases to their budget windows.
             beat: write a batch even if it is empty, as a heartbeat of this gateway.
             end: accept no new reservations, and let `run` return when all work is written.
         """
@@ -163,7 +163,7 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)`. After an unexpected exception, register again and continue."""
+        """Write batches until `wake(end=True)` is called. After an unexpected error, register again and continue."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -195,7 +195,6 @@ class Committer:
             self._wake.set()
 
     def _must_write_activity(self) -> bool:
-        """Return whether rows of the activity log must be written now."""
         rows = len(self.activity)
         return rows >= _ACTIVITY_BATCH_ROWS or (rows > 0 and (self._tidy_due or self.ending))
 
@@ -241,10 +240,10 @@ class Committer:
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], ReservationsByKey]:
-        """Reserve tokens for the waiting reservations that the leases in memory cover.
+        """Reserve tokens for the waiting requests whose keys have enough tokens in their leases in memory.
 
         Returns:
-            The covered reservations; and by key id the reservations that need more tokens than the key's lease has.
+            The admitted requests with their reservations, and the requests that need a larger lease, by key id.
         """
         opened: list[Opened] = []
         uncovered: ReservationsByKey = {}
@@ -265,9 +264,9 @@ class Committer:
         return opened, uncovered
 
     def _log_and_grant(self, pending: PendingClaim, reservation: Reservation, record: Record) -> bool:
-        """Write a reservation to the write-ahead log and grant it.
+        """Write a reservation to the write-ahead log, grant it to the waiting request, and return True.
 
-        Return False, without granting it, if there is no log or the log is full.
+        If there is no log or the log is full, return False. The request then continues to wait.
         """
         if self._wal is None or not self._wal.add(record):
             return False
@@ -275,7 +274,7 @@ class Committer:
         return True
 
     async def _extend_leases(self, uncovered: ReservationsByKey, now: float) -> list[Opened]:
-        """Extend the leases of the keys in `uncovered`. Return the reservations that now fit, and reject all others."""
+        """Extend the leases of the keys in `uncovered`. Return the requests that now fit, and reject the others."""
         budgets = self.budgets
         waiting = {key: [request for request in requests if request.waiting] for key, requests in uncovered.items()}
         uncovered = {key: requests for key, requests in waiting.items() if requests}
@@ -305,7 +304,7 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, uncovered: Sequence[PendingClaim] = ()
     ) -> None:
-        """Write a batch and resolve its requests. If the database fails, reject `opened` and `uncovered`."""
+        """Write a batch, then resolve `opened` and `closings`. If that fails, reject `opened` and `uncovered`."""
         try:
             written = await self._write_batch([*(request for request, _, _ in opened), *uncovered], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
@@ -357,11 +356,11 @@ class Committer:
         """Retry `work` until it succeeds.
 
         Args:
-            work: one attempt.
-            reservations: rejected when an attempt fails.
+            work: makes one attempt.
+            reservations: waiting requests, which are rejected when an attempt fails.
             closings: waiting settlements. If the database is unavailable for long, their callers are woken, and the
                 settlements are written later.
-            retried: the exceptions to retry after; others are raised.
+            retried: exception type after which `work` is repeated; other exceptions are raised.
         """
 
         def failed(away_secs: float) -> None:
@@ -387,7 +386,7 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """End a reservation made under this gateway's previous id. In a long outage, wake the callers of `waiting`."""
+        """Close a reservation made under this gateway's previous id. In a long outage, wake callers of `waiting`."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

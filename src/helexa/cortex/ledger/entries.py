@@ -29,7 +29,7 @@ _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
 def opening(gateway: int, *values: Any) -> Args:
     """Return the row of an open reservation, as arguments of the SQL statement `ADD`.
 
-    `values` are the columns from seq to reserved_ms.
+    `values` are the values of the columns from `seq` to `reserved_ms`.
     """
     return (gateway, *values, *_OPEN)
 
@@ -37,10 +37,10 @@ def opening(gateway: int, *values: Any) -> Args:
 def closed(row: Args, columns: Args) -> Args:
     """Return the row of a closed reservation, as arguments of the SQL statement `ADD`.
 
-    This function is used if the reservation ended before its row was in the database.
+    The caller uses this function if the reservation ended before its row was written to the database.
 
     Args:
-        row: the row of the open reservation, from `opening`.
-        columns: the values of the last columns, beginning with state.
+        row: the row of the open reservation, as returned by `opening`.
+        columns: the values of the columns from `state` to `closed_ms`.
     """
     return (*row[: -len(_OPEN)], *columns)

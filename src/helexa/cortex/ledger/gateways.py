@@ -1,6 +1,7 @@
 """Gateways that share one database: registration, taking tokens for leases, and retirement of dead gateways.
 
-All transactions lock rows in the same order: first the row of the gateway, then the rows of windows, sorted by key.
+A lease holds tokens that one gateway has taken in advance from a key's budget window. All transactions lock rows in
+the same order: first the row of the gateway, then the rows of windows, sorted by key.
 """
 
 import logging
@@ -41,23 +42,23 @@ SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id =
 
 
 class GatewayRetired(Exception):
-    """Raised if another gateway has retired this gateway.
+    """Raised if another gateway has declared this gateway dead and removed its registration.
 
-    The retired gateway's open reservations are orphaned (charged in full), and its leases are deleted.
+    The open reservations of a retired gateway are orphaned (charged in full), and its leases are deleted.
     """
 
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """Result of taking tokens from a key's window for this gateway's lease.
+    """Result of taking tokens from a key's budget window for this gateway's lease.
 
     Attributes:
-        lease: the lease that the tokens belong to.
-        principal: owner of the lease, with the cap and window that were applied.
-        ends_at: when the window ends (Unix seconds); infinity for a balance.
+        lease: the lease that the tokens belong to. Its attributes are not changed yet.
+        principal: account and key of the lease, with the token cap and the kind of window that were applied.
+        ends_at: when the window ends (Unix seconds); infinity if the cap has no time window.
         granted: the lease's new total of granted tokens.
-        available: tokens of the window that were available before; negative if spent and reserved tokens exceed the
-            cap.
+        available: tokens under the cap that this lease could take, besides those it has spent or reserved. Negative if
+            spent and reserved tokens exceed the cap.
     """
 
     lease: Lease
@@ -68,7 +69,7 @@ class LeaseGrant:
 
     @property
     def debt(self) -> int:
-        """Tokens by which the lease exceeds the cap."""
+        """Number of tokens by which spent and reserved tokens exceed the cap; 0 if they do not."""
         return max(0, -self.available)
 
 
@@ -80,10 +81,10 @@ async def join(database: Database, name: str) -> int:
 
 
 async def lock(sql: Sql, gateway: int) -> None:
-    """Lock the gateway's row until the transaction ends.
+    """Lock the gateway's row in the database until the transaction ends.
 
     Raises:
-        GatewayRetired: the row does not exist.
+        GatewayRetired: the row does not exist, because another gateway has retired this gateway.
     """
     if not await sql.execute("UPDATE gateways SET batch = batch WHERE id = $1", gateway):
         raise GatewayRetired
@@ -96,17 +97,17 @@ async def take_all(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> list[LeaseGrant]:
-    """Take tokens for the leases of several keys in one transaction.
+    """Take tokens from the budget windows of several keys in one transaction, for this gateway's leases.
 
     Args:
         database: the ledger's database.
         gateway: this gateway's id.
-        claims: one sequence of waiting claims per key, sorted by key id.
+        claims: for each key, the claims of its waiting requests. The keys are sorted by id.
         leases: this gateway's leases, by (key id, window id).
         now: Unix seconds.
 
     Returns:
-        The grants in the order of `claims`.
+        One grant per key, in the order of `claims`.
     """
     async with database.transaction() as sql:
         await lock(sql, gateway)
@@ -124,16 +125,17 @@ async def take(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> LeaseGrant:
-    """Take tokens from a key's window for waiting and later reservations, within the key's cap.
+    """Take tokens from a key's budget window for this gateway's lease, within the key's cap.
 
-    The leases in memory must match the database before the call. Otherwise, if this gateway crashed after the commit,
-    the key could be charged for more tokens than it was granted. This function does not change `leases`: the caller
-    applies the result after the commit.
+    The tokens are for the waiting reservations, plus an advance for later reservations. This function does not change
+    `leases`: the caller applies the result after the commit. The leases in memory must match the database before the
+    call. If they did not and this gateway crashed after the commit, the key could be charged more tokens than it was
+    granted.
 
     Args:
-        sql: a transaction.
+        sql: an open transaction.
         gateway: this gateway's id.
-        principal: owner of the key.
+        principal: account and key, with the key's cap and kind of window.
         requested: tokens of each waiting reservation, in order.
         leases: this gateway's leases, by (key id, window id).
         now: Unix seconds.
@@ -160,16 +162,18 @@ async def take(
 
 
 async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
-    """Retire a gateway: charge its open reservations in full, add its spent tokens to windows, delete its leases.
+    """Retire a gateway: charge its open reservations in full, and delete its leases and its registration.
+
+    The tokens that the gateway has spent are added to the keys' budget windows.
 
     Args:
-        sql: a transaction.
+        sql: an open transaction.
         gateway: id of the gateway.
         batch: number of the last batch that the gateway is known to have committed.
         now: Unix seconds.
 
     Returns:
-        True if the gateway was retired. False if it has committed a later batch or is already retired.
+        True if the gateway was retired. False if the gateway has committed a later batch or is already retired.
     """
     rows = await sql.fetch(
         "UPDATE gateways SET batch = batch WHERE id = $1 AND batch = $2 RETURNING low", gateway, batch
@@ -189,12 +193,15 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
 
 
 async def present(database: Database) -> list[tuple[int, int]]:
-    """Return (id, number of the last batch) for every registered gateway."""
+    """Return a pair (id, number of the last committed batch) for every registered gateway."""
     return [(row["id"], row["batch"]) for row in await database.fetch("SELECT id, batch FROM gateways")]
 
 
 async def retire_all(database: Database, registrations: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire gateways. `registrations` are pairs (id, number of the last batch)."""
+    """Retire each gateway in `registrations`: pairs (id, number of the last committed batch).
+
+    A gateway that has committed a later batch is not retired.
+    """
     for gateway, batch in registrations:
         async with database.transaction() as sql:
             if await retire(sql, gateway, batch, now):
@@ -202,13 +209,16 @@ async def retire_all(database: Database, registrations: Iterable[tuple[int, int]
 
 
 async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[object, ...]) -> None:
-    """Correct the entry of an orphaned reservation that ended after its gateway was retired.
+    """Correct the charge of an orphaned reservation that ended after its gateway was retired.
+
+    The reservation was charged in full. Its row and the window's spent tokens are corrected to the real charge. If the
+    reservation is not orphaned, nothing changes.
 
     Args:
-        sql: a transaction.
+        sql: an open transaction.
         reservation: the orphaned reservation.
         state: `settled` or `released`.
-        values: node, charged, prompt, completion, cached, estimated, closed_ms.
+        values: the new values of the columns node, charged, prompt, completion, cached, estimated and closed_ms.
     """
     rows = await sql.fetch(
         "UPDATE entries SET state = $3, node = $4, charged = $5, prompt = $6, completion = $7, cached = $8, "
@@ -235,10 +245,10 @@ class DeadGatewayDetector:
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return (id, number of the last batch) of each gateway that has committed no batch for `dead_after_secs`.
+        """Return the pair of each gateway that has committed no batch for `dead_after_secs`.
 
         Args:
-            gateways: (id, number of the last batch) of all other gateways.
+            gateways: pairs (id, number of the last committed batch) of all other gateways.
             now: seconds of a monotonic clock.
         """
         if now - self._last_check >= self._dead_after_secs:

@@ -1,4 +1,4 @@
-"""API keys in the database, and updates of the copy of these keys with which the gateway authenticates requests."""
+"""Stores API keys in the database, and keeps the gateway's copy of the keys in memory up to date."""
 
 import asyncio
 import time
@@ -25,9 +25,9 @@ _COLUMNS = (
 
 
 class KeyStore:
-    """Creates, lists, changes and revokes keys.
+    """Creates, lists, changes and revokes API keys in the database.
 
-    Secrets are returned once, on creation, and are never stored. Changes are durable against power failures, so a
+    A secret is returned once, when its key is created, and is never stored. Changes survive a power failure, so a
     revoked key stays revoked. All methods raise `DatabaseError` when the database does not answer.
     """
 
@@ -39,8 +39,8 @@ class KeyStore:
         """Create a key and return it with its secret. The secret cannot be read again later.
 
         Raises:
-            ApiError: 409 if a key with this id exists. A revoked key counts too, because charges are stored under its
-                id.
+            ApiError: 409 if a key with this id exists. An id of a revoked key cannot be reused either, because charges
+                are stored under this id.
         """
         secret = new_secret()
         key = Key(principal, digest_of(secret.get_secret_value().encode()), hint_of(secret), self._clock())
@@ -63,7 +63,7 @@ class KeyStore:
         """Replace a key's principal (its account and terms) by `edit(principal)` and return the changed key.
 
         Raises:
-            ApiError: 404 for an unknown id.
+            ApiError: 404 if no key has the id `key_id`.
         """
         async with self._changing() as sql:
             key = await _find(sql, key_id)
@@ -77,10 +77,10 @@ class KeyStore:
         return key
 
     async def revoke(self, key_id: str) -> Key:
-        """Revoke a key permanently and return it. Revoking a revoked key changes nothing.
+        """Revoke a key permanently and return the key. Revoking a revoked key changes nothing.
 
         Raises:
-            ApiError: 404 for an unknown id.
+            ApiError: 404 if no key has the id `key_id`.
         """
         async with self._changing() as sql:
             key = await _find(sql, key_id)
@@ -103,7 +103,7 @@ class KeyStore:
 
 
 class Keyring:
-    """Keeps the keys of a `Gatekeeper`, which authenticates requests, up to date with the database.
+    """Copies the keys from the database to the `Gatekeeper`, which authenticates requests with them.
 
     As long as the database does not answer, the last known keys remain valid.
     """
@@ -115,7 +115,7 @@ class Keyring:
         self._refreshing = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Load the keys from the database if any key has changed since the last call.
+        """Load all keys from the database if any key has changed since the last call.
 
         Raises:
             DatabaseError: the database does not answer.
@@ -128,12 +128,12 @@ class Keyring:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Load the keys, and reload them in the background until the `with` block ends.
+        """Return a context manager that loads the keys and keeps them up to date until its block ends.
 
-        Every `POLL_SECS` the keys are reloaded if any key has changed.
+        A background task calls `refresh` every `POLL_SECS`.
 
         Raises:
-            DatabaseError: the database does not answer at the start.
+            DatabaseError: the database does not answer when the keys are first loaded.
         """
         await self.refresh()
         # If this task ended, revoked keys would stay valid, so it continues after any exception.
@@ -154,7 +154,7 @@ async def _find(sql: Sql, key_id: str) -> Key:
 
 
 def _values(principal: Principal) -> tuple[Any, ...]:
-    """Return the principal's values in the order of `_COLUMNS`, the columns of the database table."""
+    """Return the principal's attributes as values for the database columns `_COLUMNS`, in the same order."""
     return (
         principal.key_id,
         principal.account_id,

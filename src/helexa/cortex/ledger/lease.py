@@ -1,6 +1,6 @@
-"""Leases: tokens of a key's budget that a gateway takes in advance.
+"""Leases: a gateway takes tokens of an API key's budget from the database in advance, and spends them from memory.
 
-Most reservations therefore need no database access.
+With leases, most reservations need no database access.
 """
 
 import math
@@ -23,16 +23,16 @@ class Lease:
 
     Attributes:
         key_id: the key.
-        window_id: 0 for a balance, else the Unix second in which the window began.
-        window: the kind of window.
-        ends_at: when the window ends (Unix seconds), infinity for a balance.
-        cap: the key's cap when tokens were last taken.
+        window_id: the Unix second in which the window began; 0 for a balance, which is a window without an end.
+        window: the kind of window: a balance, or a rolling window of a given length.
+        ends_at: when the window ends (Unix seconds); infinity for a balance.
+        cap: the key's token cap when tokens were last taken; None for a key without a cap.
         granted: tokens taken from the window so far, including `spent` and `reserved`.
         spent: tokens charged so far.
         reserved: tokens of open reservations.
         debt: tokens granted above the cap, because a response was longer than its reservation or the cap was lowered.
             Tokens that become free reduce the debt first.
-        used_at: last reservation or settlement (Unix seconds).
+        used_at: when tokens were last reserved, settled or released (Unix seconds).
     """
 
     key_id: str
@@ -47,7 +47,10 @@ class Lease:
     used_at: float = 0.0
 
     def has(self, principal: Principal, tokens: int, now: float) -> bool:
-        """Return whether a reservation of `tokens` fits into the lease, so that no database access is needed."""
+        """Return whether the lease is valid and has at least `tokens` free tokens.
+
+        The lease is no longer valid if its window has ended, or if the key's cap or window was changed.
+        """
         return (
             now < self.ends_at
             and (self.cap is None or self.granted - self.spent - self.reserved >= tokens)
@@ -57,11 +60,14 @@ class Lease:
 
     @property
     def free(self) -> int:
-        """Granted tokens that are neither spent nor reserved; always 0 for a key without a cap."""
+        """Number of granted tokens that are neither spent nor reserved; 0 for a key without a cap."""
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """End a reservation: subtract `reserved` from the lease's reserved tokens and add `charged` to `spent`."""
+        """End a reservation: subtract `reserved` from the lease's reserved tokens and add `charged` to `spent`.
+
+        If the lease then exceeds its granted tokens, the excess is added to `granted` and to `debt`.
+        """
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
@@ -74,8 +80,8 @@ class Lease:
 def window_at(window: Window, latest: int, now: float) -> int:
     """Return the id of the budget window to which a reservation at the time `now` belongs.
 
-    A rolling window begins with the first reservation after the previous window has ended. Its id is the Unix second in
-    which it began.
+    A balance has the id 0. A rolling window begins with the first reservation after the previous window has ended. The
+    id of a rolling window is the Unix second in which the window began.
 
     Args:
         window: the kind of window.
@@ -88,13 +94,13 @@ def window_at(window: Window, latest: int, now: float) -> int:
 
 
 def grant(available: int, requested: list[int]) -> int:
-    """Return how many tokens a lease takes from its window.
+    """Return the number of tokens that a lease takes from its budget window; 0 if no waiting reservation fits.
 
-    The tokens are for the waiting reservations that fit, plus an advance for later reservations.
+    The number is the tokens of all waiting reservations that fit, plus an advance for later reservations.
 
     Args:
-        available: tokens of the window that are neither spent nor taken by a lease.
-        requested: tokens of each waiting reservation, in order; a reservation that does not fit is skipped.
+        available: number of tokens that the lease may take.
+        requested: tokens of each waiting reservation, in order. A reservation that does not fit is skipped.
     """
     fitting_tokens = largest_request = 0
     for tokens in requested:
@@ -108,9 +114,16 @@ def grant(available: int, requested: list[int]) -> int:
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
-    """Return the error response for a reservation that does not fit into the key's budget.
+    """Return the 429 error response for a reservation that does not fit into the key's budget.
 
-    The error's extra field `tokens_left` is the number of tokens that would fit.
+    The error's extra field `tokens_left` is `available`, but at least 0.
+
+    Args:
+        principal: account and key of the request.
+        tokens: number of tokens that the request wanted to reserve.
+        available: number of tokens that are left in the budget; may be negative.
+        ends_at: when the budget window ends (Unix seconds); determines `Retry-After` for a rolling window.
+        now: Unix seconds.
     """
     tokens_left = max(0, available)
     explanation = f"{tokens_left} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"

@@ -31,10 +31,9 @@ _PROBE_SECS = 2.0
 
 
 class Ledger:
-    """Budgets and activity log of one gateway, in a database that several gateways may share.
+    """Token budgets and activity log of one gateway, in a database that several gateways may share.
 
-    Charges survive a crash of the process. With SQLite, a power failure may lose the most recent charges, but no change
-    of a key.
+    Charges survive a crash of the process. With SQLite, a power failure may lose the charges of the last moments.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Ledger:
 
         Args:
             database: an open, migrated database; the ledger does not close it.
-            clock: returns Unix seconds, for windows and idle times.
+            clock: returns the current time in Unix seconds.
             dead_after_secs: seconds without a commit after which another gateway is declared dead.
         """
         self._database = database
@@ -76,9 +75,10 @@ class Ledger:
             self._tasks.append(asyncio.create_task(watch_loop))
 
     async def close(self) -> None:
-        """Write the waiting changes and unregister this gateway.
+        """Write all pending changes to the database and unregister this gateway.
 
-        Reservations that are still open are charged in full.
+        Reservations that are still open are charged in full. If the database does not answer, the method gives up after
+        10 seconds.
         """
         self._committer.wake(end=True)
         try:
@@ -101,11 +101,11 @@ class Ledger:
 
     @property
     def available(self) -> bool:
-        """Whether the last attempt to write to the database succeeded."""
+        """True if the last attempt to write to the database succeeded, or if there was none."""
         return self._committer.retry.problem is None
 
     async def writable(self) -> bool:
-        """Return whether the database can be written now, or was written within the last second."""
+        """Return whether a write to the database succeeds now or has succeeded within the last second."""
         if self._committer.ending:
             return False
         try:
@@ -115,12 +115,12 @@ class Ledger:
             return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
-        """Reserve tokens of the key's budget. When the method returns, the reservation is durable.
+        """Reserve tokens of the key's budget. When the method returns, the reservation survives a crash.
 
         Reservations of keys without a cap are recorded too.
 
         Args:
-            principal: owner of the key.
+            principal: account and key of the request.
             request_id: the request's id in the ledger. Two calls with the same id make two reservations.
             model: the resolved model id.
             tokens: maximum number of tokens that the request may use.
@@ -150,33 +150,34 @@ class Ledger:
             raise
 
     def record(self, activity: Activity) -> None:
-        """Queue a finished request for the activity log. The row is written later."""
+        """Queue a row of the activity log for a finished request. The row is written to the database later."""
         self._committer.record(activity)
 
     async def flush(self) -> None:
-        """Write all pending changes to the database, so that queries include these changes.
+        """Write all pending changes to the database, so that queries include them.
 
-        If the database fails, the method returns without an error.
+        If the database fails, the method returns without an error. If gateways share the database, the method returns
+        at once: all reservations are already in the database, but the newest rows of the activity log may be missing.
         """
         await self._committer.flush()
 
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` rows of the activity log, newest first, after writing pending changes.
+        """Write pending changes, then return at most `limit` rows of the activity log, newest first.
 
-        The arguments are those of `activity.recent`.
+        `activity.recent` documents the arguments.
         """
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Return the tokens of the key's current budget window that are spent, and the tokens that leases hold."""
+        """Return how many tokens of the key's current budget window are spent, and how many tokens leases hold."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 
     async def check_budget(self, principal: Principal) -> None:
-        """Raise an error if the key's budget is used up, without reserving tokens.
+        """Raise an error if the key has spent its whole budget. No tokens are reserved.
 
         Raises:
             ApiError: 429 `insufficient_quota` or `rate_limit_exceeded`; 503 if the database does not answer.
@@ -199,7 +200,7 @@ class Ledger:
             self._committer.wake(tidy=True)
 
     async def _watch_gateways(self) -> None:
-        """Write a heartbeat, and retire gateways whose heartbeat has stopped."""
+        """Write this gateway's heartbeat, and retire other gateways that have stopped writing to the database."""
         self._committer.wake(beat=True)
         this_gateway = self._committer.budgets.gateway
         other_gateways = [row for row in await gateways.present(self._database) if row[0] != this_gateway]

@@ -8,14 +8,15 @@ log = logging.getLogger(__name__)
 
 
 async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, problem: str) -> None:
-    """Call `work` every `interval_secs` until cancelled. An exception does not stop the repetition.
+    """Call `work` again and again until cancelled, with a pause of `interval_secs` before each call.
 
-    Of several failures in a row, only the first is logged. The next success is logged too.
+    An exception of `work` does not stop the repetition. Of several failures in a row, only the first is logged. The
+    next success is logged too.
 
     Args:
         work: the function to call.
-        interval_secs: pause before each run.
-        problem: log message for a failed run.
+        interval_secs: pause before each call.
+        problem: log message for a failed call.
     """
     has_failed = False
     while True:

@@ -15,7 +15,7 @@ _MAX_TEXT_CHARS = 200
 
 
 class Claim(msgspec.Struct, eq=False):
-    """The tokens that a request wants to reserve, with its principal, id and model."""
+    """The number of tokens that a request wants to reserve, and the request's principal, id and model."""
 
     principal: Principal
     request_id: str
@@ -24,14 +24,14 @@ class Claim(msgspec.Struct, eq=False):
 
 
 class PendingClaim(msgspec.Struct, eq=False):
-    """A requested reservation, and the future through which the caller receives the result."""
+    """A claim that waits for the database, and the future that gets the reservation or an error."""
 
     claim: Claim
     future: "asyncio.Future[Reservation]"
 
     @property
     def waiting(self) -> bool:
-        """True if the caller still awaits the result."""
+        """True if the future has no result yet and the caller was not cancelled."""
         return not self.future.done()
 
     def grant(self, reservation: "Reservation") -> None:
@@ -42,21 +42,24 @@ class PendingClaim(msgspec.Struct, eq=False):
             reservation.abandon()
 
     def refuse(self, error: ApiError) -> None:
-        """Resolve the future with an error, unless the caller was cancelled."""
+        """Set `error` as the future's exception. If the caller was cancelled, do nothing."""
         if self.waiting:
             self.future.set_exception(error)
 
 
 class Closing(msgspec.Struct, eq=False):
-    """The end of a reservation: settled or released.
+    """The end of a reservation, which is either settled (its tokens are charged) or released (nothing is charged).
 
     Attributes:
         reservation: the reservation that ends.
         state: `settled` or `released`.
-        prompt, completion, cached: token counts.
+        prompt: number of prompt tokens, including `cached`.
+        completion: number of completion tokens.
+        cached: number of prompt tokens that the node read from its prefix cache.
         node: node that produced the tokens.
-        estimated: True if the gateway estimated the counts.
-        done: True once the callers need not wait any longer: the change is durable, or will be written later.
+        estimated: True if the gateway estimated the token counts.
+        done: True once the callers need not wait any longer, because the change is durable or the database is
+            unavailable.
     """
 
     reservation: "Reservation"
@@ -77,7 +80,7 @@ class Closing(msgspec.Struct, eq=False):
                 future.set_result(None)
 
     async def finished(self) -> None:
-        """Wait until `finish` is called. Cancelling one waiting caller does not affect other waiting callers."""
+        """Wait until `finish` is called. Several callers may wait; each can be cancelled separately."""
         if not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -107,14 +110,14 @@ class Closing(msgspec.Struct, eq=False):
 class Reservation:
     """Tokens of a key's budget that are reserved for one request.
 
-    The reservation ends with the first call of `settle`, `release` or `abandon`; later calls have no effect. As a
-    context manager, the reservation releases its tokens at the end of the block unless they were settled. A settlement
-    or release that has begun completes even if the caller is cancelled.
+    The reservation ends with the first call of `settle`, `release` or `abandon`. Later calls have no effect. The end of
+    a `with` block releases the reservation if `settle` was not called. A settlement or release that has begun completes
+    even if the caller is cancelled.
 
     Attributes:
         gateway: id of the gateway that made the reservation.
         seq: number of the reservation within the gateway.
-        lease: lease that the tokens belong to.
+        lease: the lease (tokens that the gateway took from the key's budget in advance) that the tokens come from.
         request_id: id of the request.
         tokens: number of reserved tokens.
     """
@@ -132,25 +135,25 @@ class Reservation:
     ) -> None:
         """End the reservation and charge the tokens that the request used, which may be fewer or more than reserved.
 
-        When the call returns, the settlement is durable. Only if the database is unavailable for several seconds, the
-        call returns before the settlement is written.
+        The call waits until the settlement survives a crash. If the database is unavailable for several seconds, the
+        call returns earlier, and the settlement is written later.
 
         Args:
             prompt: prompt tokens, including `cached`.
             completion: completion tokens.
-            cached: prompt tokens that came from a cache.
+            cached: prompt tokens that the node read from its prefix cache.
             node: node that produced the tokens.
-            estimated: True if the gateway estimated the counts.
+            estimated: True if the gateway estimated the token counts.
         """
         closing = self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
         await closing.finished()
 
     async def release(self) -> None:
-        """End the reservation without a charge. When the call returns, the release is durable."""
+        """End the reservation without a charge, and wait until the release survives a crash."""
         await self._begin("released").finished()
 
     def abandon(self) -> None:
-        """End the reservation without a charge, and without waiting until the release is durable."""
+        """End the reservation without a charge, and return at once. The release is written later."""
         self._begin("released")
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Budget status of a key in its current window."""
+"""Reads from the database how many tokens of its budget an API key has used."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ _BUDGET = """
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Budget status of a key in its current window.
+    """Used tokens of an API key in its current budget window.
 
     Attributes:
-        spent: tokens charged.
-        held: tokens that gateways hold in their leases for running and later requests.
-        ends_at: when the window ends (Unix seconds); None for a balance, and before a window begins.
+        spent: number of charged tokens.
+        held: number of tokens that gateways hold in their leases for running and later requests.
+        ends_at: when the window ends (Unix seconds). None if the key's cap has no time window or no window is running.
     """
 
     spent: int
@@ -31,7 +31,7 @@ class Budget:
 
 
 async def budget(database: Database, principal: Principal, now: float) -> Budget:
-    """Return the key's budget status at the time `now` (Unix seconds)."""
+    """Return the used tokens of the principal's key at the time `now` (Unix seconds)."""
     window_id, ends_at = 0, None
     if principal.window.kind == "rolling":
         window_id = (await database.fetch(LATEST_WINDOW, principal.key_id))[0]["latest"] or 0

@@ -1,4 +1,4 @@
-"""Queues of reservations, settlements and flushes that wait for the next batch of the ledger."""
+"""Queues of reservations, settlements and `flush` calls that wait for the ledger's next write to the database."""
 
 import asyncio
 from collections import deque
@@ -9,14 +9,16 @@ from helexa.cortex.ledger.reservation import Closing, PendingClaim
 
 
 class Waiting:
-    """Queues of reservations, settlements and flushes for the ledger's next batch.
+    """Queues of reservations, settlements and `flush` calls that wait for the ledger's next batch.
+
+    A batch is one transaction that writes the gathered changes to the database.
 
     Attributes:
-        reservations: reservations to grant or reject, in order of arrival.
+        reservations: requested reservations to grant or reject, in order of arrival.
         closings: settlements and releases that are not yet applied to the budgets.
         closed: settlements and releases that are applied to the budgets. Their callers are woken once the database has
             the batch that contains them.
-        flushes: futures that are resolved once a batch is in the database, or when the database fails.
+        flushes: one future per `flush` call, resolved once a batch is in the database or when the database fails.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class Waiting:
         return bool(self.reservations or self.closings or self.closed or self.flushes)
 
     def next_flush(self) -> asyncio.Future[None]:
-        """Return a future that is resolved after the next batch, or when the database fails."""
+        """Queue and return a future that is resolved after the next batch, or when the database fails."""
         flush: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.flushes.append(flush)
         return flush
@@ -42,12 +44,12 @@ class Waiting:
         self.flushes = [flush for flush in self.flushes if not flush.done()]
 
     def refuse(self) -> None:
-        """Reject all waiting reservations because the database does not answer."""
+        """Reject and remove all waiting reservations because the database does not answer."""
         refuse(self.reservations)
         self.reservations.clear()
 
     def finish(self) -> None:
-        """Wake the callers of all queued settlements and releases, which stay queued and are written later."""
+        """Wake the callers of all queued settlements and releases. The queues stay unchanged and are written later."""
         finish([*self.closings, *self.closed])
 
 
@@ -63,6 +65,6 @@ def refuse(reservations: Iterable[PendingClaim]) -> None:
 
 
 def finish(closings: Iterable[Closing]) -> None:
-    """Wake all callers that wait for these settlements."""
+    """Wake all callers that wait for the settlements and releases in `closings`."""
     for closing in closings:
         closing.finish()

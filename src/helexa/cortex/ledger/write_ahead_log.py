@@ -1,8 +1,9 @@
 """Write-ahead log of one gateway: records of granted and closed reservations that the database does not have yet.
 
-A reservation is granted only after its record is in the log. Adding a record costs far less than a transaction. The log
-is used only if a single gateway uses the database, because other gateways cannot read the log. The log is as durable as
-the database's own log: records survive the death of the process, but not a power failure.
+A reservation is granted only after its record is in the log or in the database. Adding a record to the log costs far
+less than a transaction. The log is used only if a single gateway uses the database, because other gateways cannot read
+the log. The log is as durable as the database's own log: records survive a crash of the process, but not a power
+failure.
 
 The log files are memory-mapped, because a write system call would release the GIL. Reacquiring the GIL from the thread
 that writes to the database takes longer than all other work of adding a record. Each record is one line. The first byte
@@ -45,14 +46,14 @@ _MIN_FREE_BYTES = 64 << 20
 class WriteAheadLog:
     """The write-ahead log of a gateway that does not share its database.
 
-    Records depend on earlier records. If a record could not be added, the log therefore rejects all later records until
-    the database has the batch that contains the missing record.
+    A record may depend on earlier records. If a record could not be added, the log therefore rejects all later records
+    until the database has the batch that contains the missing record.
     """
 
     def __init__(self, database: Path) -> None:
         """Open the log files next to the database file, readable by the owner only.
 
-        The log files must be empty. The caller empties them before by calling `catch_up`.
+        The caller must call `catch_up` first, because this method deletes all records in the files.
 
         Raises:
             OSError: a file cannot be opened.
@@ -67,13 +68,14 @@ class WriteAheadLog:
 
     @property
     def complete(self) -> bool:
-        """True if every record of the current batch is in the log."""
+        """True if the log accepts records, because no record is missing in it."""
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
-        """Write new records to the file for the batch with the number `batch` from now on.
+        """Switch to the other log file, which gets all later records. They belong to the batch number `batch`.
 
-        The file of the previous batch is kept until `written` is called.
+        The file of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects
+        the records of the new batch.
         """
         self._files.reverse()
         self._batch = batch
@@ -102,7 +104,7 @@ class WriteAheadLog:
         return False
 
     def written(self) -> None:
-        """Empty the file of the previous batch. Called once the database has this batch."""
+        """Empty the file of the previous batch. The caller calls this once the database has the previous batch."""
         self._files[1].empty()
         if self._incomplete_batch is not None and self._incomplete_batch < self._batch:
             self._incomplete_batch = None
@@ -113,7 +115,7 @@ class WriteAheadLog:
 
 
 class _File:
-    """A memory-mapped file that contains lines.
+    """A memory-mapped file to which lines are appended.
 
     Attributes:
         size: total length of the lines in bytes.

@@ -1,1 +1,1 @@
-"""Model management: loads on demand, evictions that free memory, and queues of requests that wait for loads."""
+"""Model management: loads models on demand, evicts models to free memory, and queues requests until a load ends."""

@@ -1,4 +1,4 @@
-"""Drains: a model on a node gets no new requests, finishes its running requests, and is unloaded."""
+"""Drains: before a model is unloaded from a node, it gets no new requests and finishes its running requests."""
 
 import asyncio
 import logging
@@ -17,14 +17,19 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """Raised if a drain is abandoned.
+    """Raised if a drain is abandoned and the model stays loaded.
 
-    The model is still in use after `DRAIN_SECS`, or its memory is not needed any more.
+    Either requests for the model still run after `DRAIN_SECS`, or the memory of the model is not needed any more.
     """
 
 
 class Drain:
-    """The drain of one model on one node, which ends with the model's unload or is abandoned."""
+    """The drain of one model on one node. It ends when the model is unloaded, or is abandoned before.
+
+    Attributes:
+        pair: the node's name and the model's id.
+        megabytes: memory that the model uses in MB, by device index.
+    """
 
     def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
         self._drains = drains
@@ -33,16 +38,16 @@ class Drain:
         self.megabytes = megabytes
 
     async def idle(self, is_needed: Callable[[], bool]) -> None:
-        """Wait until no request for the model is running or queued, on this gateway and on the node.
+        """Wait until no request for the model is running or queued, neither on this gateway nor on the node.
 
-        The node is asked too, because other clients may also send requests to the node.
+        Other clients may also send requests to the node, so the node is queried for its requests.
 
         Args:
             is_needed: returns False once the unload is not needed any more.
 
         Raises:
             StillNeededError: requests still run, and `DRAIN_SECS` have passed or `is_needed()` returned False.
-            NodeError: the node does not report its load.
+            NodeError: the node does not report its running requests.
         """
         deadline = asyncio.get_running_loop().time() + DRAIN_SECS
         while self._drains.has_own_requests(self.pair) or await self._drains.has_node_requests(self.pair):
@@ -51,7 +56,7 @@ class Drain:
             await asyncio.sleep(LOOK_SECS)
 
     async def unload(self) -> None:
-        """Unload the model, and count the model's memory as free.
+        """Unload the model, and count the model's memory as expected free memory of the node.
 
         Raises:
             NodeError: the node rejected the unload or did not answer.
@@ -61,15 +66,19 @@ class Drain:
         self._change.ended_at = self._drains.clock()
 
     def is_unloaded(self) -> bool:
-        """Return whether the model has been unloaded."""
+        """Return whether `unload` has succeeded."""
         return self._change.ended_at is not None
 
 
 class Drains:
-    """Starts drains, and unloads models.
+    """Starts drains, and unloads models from nodes.
 
     Args:
-        evicted: called with the model and the node after every unload.
+        fleet: state of the nodes.
+        client: client for the nodes' management API.
+        book: tracks the expected free memory of the nodes.
+        clock: returns monotonic seconds.
+        evicted: called with the model id and the node name after every unload.
     """
 
     def __init__(
@@ -92,9 +101,11 @@ class Drains:
     def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
         """Return a context manager during which the gateway sends no new requests for the model to the node.
 
+        The context manager returns a `Drain`, with which the caller unloads the model.
+
         Args:
             pair: the node's name and the model's id.
-            megabytes: memory that the model uses in MB, by device.
+            megabytes: memory that the model uses in MB, by device index.
         """
         node = self.fleet.node(pair[0])
         memory_change = Change({})
@@ -114,13 +125,13 @@ class Drains:
     async def has_node_requests(self, pair: Pair) -> bool:
         """Return whether the node reports running or queued requests for the model.
 
-        The node is asked now, because the last poll may be out of date.
+        This method sends a request to the node, because the last poll may be out of date.
         """
         health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 
     async def unload(self, pair: Pair) -> None:
-        """Unload a model from a node, update the fleet, and report the eviction.
+        """Unload a model from a node, update the state of the fleet, and call the `evicted` callback.
 
         Raises:
             NodeError: the node rejected the unload or did not answer.

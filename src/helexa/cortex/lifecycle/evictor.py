@@ -28,10 +28,10 @@ class EvictionPlan:
     Attributes:
         devices: indices of the devices that the model is loaded on.
         evict: models to evict first, in this order.
-        ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if the plan must wait for a
-            running load.
-        fits: True if the model fits according to the memory estimates. False if the model does not fit but the node is
-            empty: the load can then be tried, because no model is evicted.
+        ready_at: time from which all models in `evict` may be evicted (monotonic seconds). Infinity if the plan must
+            first wait for a running load.
+        fits: True if the model fits according to the memory estimates. False if it does not fit, but no other model is
+            on the node. The load can then be tried, because it evicts nothing.
     """
 
     devices: tuple[int, ...]
@@ -40,21 +40,22 @@ class EvictionPlan:
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """Return the estimated cost of the evictions; plans with a lower cost are preferred.
+        """Return the estimated cost of the evictions. Plans with a lower cost are preferred.
 
-        The cost is a sum over the models in `evict`: each model's weighted reload time divided by its idle time.
+        Each model in `evict` adds its reload time divided by its idle time, multiplied by a weight that grows with the
+        model's `residency_priority`.
         """
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return a plan to fit a model on a node without unnecessary evictions, or None if there is no such plan.
+    """Return a plan to load a model on a node without unnecessary evictions, or None if no plan frees enough memory.
 
     Args:
-        snapshot: the fleet snapshot.
+        snapshot: the state of the nodes, models and memory on which the plan is based.
         node: the node to load on.
         profile: the model's catalogue entry.
-        since: when the oldest waiting request for the model arrived.
+        since: when the oldest waiting request for the model arrived (monotonic seconds).
     """
     needed_mb = snapshot.needs_mb(profile.id)
     share_mb = -(-needed_mb // profile.min_devices) if needed_mb else _ANY
@@ -102,13 +103,12 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
 
 
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
-    """Return when a model may be evicted (seconds of the fleet's clock).
+    """Return the time from which a model may be evicted (monotonic seconds); infinity for a model that is loading.
 
     A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
-    oldest request that needs the memory. In the following cases, a model is never evicted:
+    oldest request that needs the memory. Even then, a model is not evicted:
     * within `min_residency_secs` after its load
     * within `LEAST_RESIDENCY_SECS` after requests that had waited for the model were forwarded to the node
-    * during the model's load
     """
     settings = snapshot.settings
     if resident.loading:
@@ -124,8 +124,8 @@ def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float
 def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
     """Return `residents` in the order of eviction.
 
-    A model that may be evicted earlier comes first. Among models with the same time, the lowest eviction cost comes
-    first.
+    The sort criteria are, in this order: the time from which the model may be evicted, the lowest rank (only with the
+    eviction strategy `priority`), and the highest `_score`.
     """
     by_class = snapshot.settings.strategy == "priority"
 
@@ -137,7 +137,10 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return a model's idle time divided by its weighted reload time. The highest score is evicted first."""
+    """Return a model's idle time divided by its reload time, which is weighted by the model's rank.
+
+    The model with the highest score is evicted first.
+    """
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -147,10 +150,11 @@ def _sufficient_evictions(
 ) -> list[ResidentModel] | None:
     """Return the models to evict, or None if evicting all models of `ordered` does not free enough memory.
 
-    Models are chosen from the beginning of `ordered`. Models whose eviction is not necessary are then left out.
+    Models are taken from the beginning of `ordered` until the memory suffices. Of these models, those whose eviction
+    turns out to be unnecessary are left out.
 
     Args:
-        free: free MB by device.
+        free: free MB by device index.
         share: MB that the new model needs on each of its devices.
         devices: number of devices that the new model needs.
         ordered: the candidates in the order of eviction.
@@ -179,9 +183,14 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the indices of the devices with the most free memory; `devices` is the number of indices.
+    """Return the indices of the `devices` devices that have the most free memory.
 
-    Return None if fewer than `devices` devices have `share` MB of free memory.
+    Return None if fewer than `devices` devices have at least `share` MB of free memory.
+
+    Args:
+        free: free MB by device index.
+        share: MB that are required on each device.
+        devices: number of devices to choose.
     """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -31,10 +31,11 @@ def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
     Returns:
         A dict with these keys:
         * `model`: the model id
-        * `decision`: `warm`, `load`, `wait` or `refuse`
+        * `decision`: `warm` (a node has the model loaded), `load` (the model is loaded now), `wait` (the load must
+          wait), or `refuse` (the request is rejected)
         * `node`: the node's name; None if the request is rejected
         * `reason`: explanation of the decision
-        * `evict`: models to unload first
+        * `evict`: models to unload before the load
         * `retry_after`: seconds until a retry may succeed, or None
         * `candidates`: one dict per node with its name `node`, `warm` (whether the node has the model loaded), and the
           `verdict` in words
@@ -87,7 +88,7 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
 
 
 def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
-    """Return a text that says whether a node can serve the model, and why."""
+    """Return a text that says whether the node can serve or load the model, and why."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:

@@ -1,4 +1,4 @@
-"""The input of load and eviction decisions: fleet, catalogue, memory and load history at one moment."""
+"""The fleet snapshot: nodes, catalogue, memory and load history at one moment, as input of load decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ _ABSENT_STATUSES = ("unloaded",)
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed load.
+    """The last failed load of a model on a node.
 
     Attributes:
         message: error message for clients.
         temporary: True if the same load may succeed later.
-        times: number of consecutive failures.
-        retry_at: earliest time of the next attempt (seconds of the fleet's clock).
+        times: number of consecutive failures, including this one.
+        retry_at: earliest time of the next attempt (monotonic seconds).
     """
 
     message: str
@@ -35,16 +35,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class ResidentModel:
-    """A model that uses memory on a node, or is loading there.
+    """A model that is loaded or loading on a node.
 
     Attributes:
-        megabytes: memory use in MB, by device.
+        model: the model id.
+        megabytes: memory use in MB, by device index.
         rank: `residency_priority` of the model. A model may be evicted only for a model of the same or a higher rank.
         busy: True if requests for the model are running.
         loading: True until the load has finished.
-        loaded_at: when the load finished; None if unknown. Decisions then assume that the load finished long ago.
-        awaited_at: when requests that had waited for the model were last forwarded to the node; None if never.
-        used_at: the latest of `loaded_at`, `awaited_at` and the last request; None if all are unknown.
+        loaded_at: when the load finished (monotonic seconds). None if unknown, which counts as long ago.
+        awaited_at: when requests that had waited for the load were last forwarded to the node; None if never.
+        used_at: the latest of `loaded_at`, `awaited_at` and the time of the last request; None if all are unknown.
         reload_secs: measured or estimated duration of a reload in seconds.
     """
 
@@ -69,20 +70,23 @@ class ResidentModel:
 class FleetSnapshot:
     """All inputs of load and eviction decisions at one moment.
 
+    The keys of mappings "by (node, model)" are pairs (node name, model id). The keys of mappings "by device" are device
+    indices.
+
     Attributes:
-        view: state of the fleet.
-        catalogue: the models and aliases.
-        now: current time (seconds of the fleet's clock).
-        began: when this gateway started (seconds of the fleet's clock).
+        view: state of the nodes and their models.
+        catalogue: the models and aliases that the gateway may load.
+        now: current time (monotonic seconds).
+        began: when this gateway started (monotonic seconds).
         settings: the eviction section of the configuration.
         expected_free: expected free MB by node and device, only for nodes with running or recent loads or unloads. For
             any other node, the free memory that the node last reported is used.
-        reserved: MB that running loads will use, by node and device; used for nodes that do not report free memory.
+        reserved: MB that running loads will use, by node and device. Needed for nodes that do not report free memory.
         load_secs: measured load durations in seconds, by (node, model).
         failures: recently failed loads, by (node, model).
         devices: indices of the devices that this gateway last loaded the model on, by (node, model).
-        sizes_mb: last reported memory use, by model.
-        awaited: when requests that had waited for the model were last forwarded to the node, by (node, model).
+        sizes_mb: last reported memory use in MB, by model.
+        awaited: when requests that had waited for a load were last forwarded to the node, by (node, model).
     """
 
     view: FleetView
@@ -101,9 +105,8 @@ class FleetSnapshot:
     def free(self, node: Node) -> dict[int, int]:
         """Return the free MB of a node by device.
 
-        The source is the first known value of: the expected free memory, the free memory that the node last reported,
-            and
-        the total memory minus the memory of the node's models.
+        This is the node's value in `expected_free`, or else the free memory that the node last reported. If both are
+        unknown, it is the total memory minus the memory of the node's models and of running loads.
         """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
@@ -117,7 +120,7 @@ class FleetSnapshot:
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
     def residents(self, node: Node) -> list[ResidentModel]:
-        """Return the models that are loaded or loading on the node, without models that are being drained."""
+        """Return the models that are loaded or loading on the node, except models that are about to be unloaded."""
         return [
             resident
             for resident in self._present_and_loading(node)
@@ -142,20 +145,21 @@ class FleetSnapshot:
         return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)
 
     def needs_mb(self, model: str) -> int:
-        """Return the MB that a model needs: the catalogue's value, else the last reported use, else 0."""
+        """Return the MB that a model needs: the catalogue's value, else the last reported value, else 0."""
         profile = self.catalogue.profile(model)
         stated = profile.vram_mb if profile is not None else None
         return self.sizes_mb.get(model, 0) if stated is None else stated
 
     def rank(self, model: str) -> int:
-        """Return a model's `residency_priority`."""
+        """Return a model's `residency_priority`. A model is never evicted for a model with a lower rank."""
         profile = self.catalogue.profile(model)
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """Return the measured load duration of the model in seconds, or None if no load was measured.
+        """Return the model's measured load duration on the node in seconds.
 
-        If no load was measured on this node, the result is the mean over the other nodes.
+        If no load was measured on the node, return the mean of the durations on other nodes. If no load was measured on
+        any node, return None.
         """
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:

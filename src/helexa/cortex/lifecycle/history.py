@@ -11,16 +11,16 @@ MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 class History:
-    """Records of past loads, by (node, model) unless stated otherwise.
+    """Records of past loads.
 
-    The number of records is limited to the number of nodes times the number of models.
+    The keys of all mappings except `sizes_mb` are pairs (node name, model id).
 
     Attributes:
-        load_secs: moving average of load durations in seconds; each new load has weight 1/2.
+        load_secs: moving average of load durations in seconds. Each new load has the weight 1/2.
         devices: indices of the devices of the last load.
-        failures: the last failure, only for (node, model) pairs whose last load failed.
-        sizes_mb: last reported memory use, by model.
-        awaited: when requests that had waited for the model were last forwarded to it (seconds of the fleet's clock).
+        failures: the last failure, only for pairs whose last load failed.
+        sizes_mb: last reported memory use in MB, by model id.
+        awaited: when requests that had waited for a load were last forwarded to the model (monotonic seconds).
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class History:
         self.awaited: dict[Pair, float] = {}
 
     def look(self, view: FleetView) -> None:
-        """Store the memory use that nodes report for their models."""
+        """Store the memory use that nodes report for their models in `sizes_mb`."""
         for node in view.nodes:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
@@ -47,9 +47,15 @@ class History:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
-        """Record a failed load and return the failure.
+        """Record and return a failed load of the (node, model) pair, with the time of the next allowed attempt.
 
-        The retry delay doubles with each consecutive failure of the pair.
+        The delay until the next attempt doubles with each consecutive failure.
+
+        Args:
+            pair: the node's name and the model's id.
+            message: error message for clients.
+            now: monotonic seconds.
+            temporary: True if the same load may succeed later. The first delay is then shorter.
         """
         failure_count = self.failures[pair].times + 1 if pair in self.failures else 1
         first_delay_secs, longest_delay_secs = (

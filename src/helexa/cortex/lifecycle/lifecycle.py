@@ -1,4 +1,4 @@
-"""The gateway's model manager: starts loads and evictions on demand."""
+"""The gateway's model manager: loads the models that requests need, and evicts other models if memory is short."""
 
 import asyncio
 import logging
@@ -42,8 +42,8 @@ class Lifecycle:
     The caller must run the method `run` as a background task.
 
     Args:
-        loaded: called with the model and the node after every successful load.
-        evicted: called with the model and the node after every unload.
+        loaded: called with the model id and the node name after every successful load.
+        evicted: called with the model id and the node name after every unload.
     """
 
     def __init__(
@@ -72,15 +72,16 @@ class Lifecycle:
         self.configure(config, catalogue)
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Apply a new configuration and catalogue."""
+        """Apply a new configuration and catalogue, and forget failed loads so that they are tried again."""
         self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Return the node and URL that serve `model`. If no node has the model loaded, load the model first.
+        """Return the node and URL that serve `model`. If no node has the model loaded, wait until one has loaded it.
 
-        A running load continues if the caller is cancelled.
+        A running load continues if the caller is cancelled. `waiting` is the request, with its priority and time of
+        arrival.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
@@ -111,7 +112,7 @@ class Lifecycle:
             self._drop_if_unused(pending)
 
     def progress(self, model: str) -> Progress | None:
-        """Return the load progress of a model that is loading or waits for memory, or None for any other model."""
+        """Return the progress of a model that is loading or waits for free memory, or None for any other model."""
         pending = self._pending.get(model)
         if pending is not None and pending.job is not None:
             return pending.job.progress()
@@ -124,7 +125,7 @@ class Lifecycle:
         return None
 
     def snapshot(self) -> FleetSnapshot:
-        """Return a snapshot of the current inputs of load and eviction decisions."""
+        """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
             self._book.update(node)
@@ -145,7 +146,7 @@ class Lifecycle:
         )
 
     async def run(self) -> None:
-        """Start pending loads and unload idle models periodically, until cancelled."""
+        """Start waiting loads and unload idle models periodically, until cancelled."""
         while True:
             any_waiting = any(pending.job is None for pending in self._pending.values())
             rest_secs = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
@@ -171,7 +172,8 @@ class Lifecycle:
     def _decide(self) -> None:
         """Start every pending load that can start now.
 
-        A pending load whose model is already loaded on a node is resolved with this node instead.
+        If a node has loaded the model in the meantime, forward the waiting requests to this node instead. If the model
+        cannot be loaded, reject them.
         """
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
@@ -225,7 +227,7 @@ class Lifecycle:
         self._wake.set()
 
     def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
-        """Resolve all requests that wait for a model, with a node or an error."""
+        """Remove a pending load, and give all requests that wait for its model the node or the error `outcome`."""
         self._pending.pop(pending.model, None)
         if pending.outcome.done():
             return
@@ -238,7 +240,7 @@ class Lifecycle:
             pending.outcome.exception()
 
     def _drop_if_unused(self, pending: PendingLoad) -> None:
-        """Drop a pending load if no request waits for it and no load job runs."""
+        """Remove a pending load if no request waits for the model and its load has not started."""
         if not pending.has_waiters() and pending.job is None and self._pending.get(pending.model) is pending:
             del self._pending[pending.model]
 
@@ -257,7 +259,7 @@ class Lifecycle:
         return service_unavailable(f"model '{pending.model}' {state}", retry_after)
 
     def _unload_idle(self) -> None:
-        """Unload models that were idle for `idle_ttl_secs`."""
+        """Start to unload the models that were idle for `idle_ttl_secs`."""
         for pair in expired_models(self.snapshot()):
             if pair not in self._unload_tasks:
                 task = self._unload_tasks[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")

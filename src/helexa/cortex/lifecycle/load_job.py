@@ -1,4 +1,4 @@
-"""The load of one model on one node: evictions, the call to the node, and supervision of the load's progress."""
+"""Loads one model on one node: evicts other models, calls the node's load API, and watches the load's progress."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ _LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapo
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a model's load. Unknown values are None.
+    """Progress of a model's load. An attribute is None if its value is unknown.
 
     Attributes:
         fraction: completed fraction of the current stage, 0 to 1.
         stage: short description of the current stage.
-        eta_secs: estimated seconds until the load ends. If `fraction` is not None, seconds until the current stage
-            ends.
+        eta_secs: estimated seconds until the load ends. If `fraction` is known, the estimate may instead be the seconds
+            until the current stage ends.
     """
 
     fraction: float | None = None
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadDependencies:
-    """The components that load jobs use."""
+    """The gateway components that every load job uses."""
 
     fleet: Fleet
     client: NodeClient
@@ -52,10 +52,10 @@ class LoadDependencies:
 class LoadJob:
     """One load of a model, from the placement decision to the end of the load.
 
-    Creating the job reserves memory and starts to drain the models to evict. `release` ends the reservation and the
-    drains.
+    A new job reserves memory on the node, and stops new requests for the models to evict. `release` ends both.
 
     Attributes:
+        cold: the placement decision: model, node and models to evict.
         secs: duration of the load on the node in seconds. None before the load has ended, and for a load that another
             client started.
     """
@@ -68,14 +68,14 @@ class LoadJob:
         dependencies: LoadDependencies,
         usual_secs: float | None,
     ) -> None:
-        """Reserve memory, and start to drain the models to evict.
+        """Reserve memory on the node, and stop new requests for the models to evict.
 
         Args:
             cold: the placement decision.
             size_mb: memory that the model will use, in MB.
-            victims: memory of each model on the node in MB, by model, then by device.
-            dependencies: the components that load jobs use.
-            usual_secs: usual duration of this load in seconds, if known.
+            victims: for each model on the node, its memory use in MB by device index.
+            dependencies: the gateway components that every load job uses.
+            usual_secs: usual duration of this load in seconds; None if unknown.
         """
         self.cold = cold
         self.secs: float | None = None
@@ -106,15 +106,15 @@ class LoadJob:
         return self.cold.node, self.cold.model
 
     async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
-        """Evict models, load the model, and return the node that serves it.
+        """Evict models if necessary, load the model, and return the node and URL that serve the model.
 
         Args:
-            is_needed: returns whether any request still waits for the model; called only during the evictions.
+            is_needed: returns whether any request still waits for the model. It is called only during the evictions.
             stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
             NodeError: the node rejected the load, the load failed, or it made no progress for `stall_timeout_secs`.
-            StillNeededError: a drain was abandoned, so the load was not started.
+            StillNeededError: a model could not be evicted, so the load was not started.
         """
         for drain in self._victim_drains:
             await drain.idle(is_needed)
@@ -135,7 +135,7 @@ class LoadJob:
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
-        """End the memory reservation and the drains. A second call has no effect."""
+        """End the memory reservation, and allow requests for models that were not evicted. May be called twice."""
         self._resources.close()
 
     def progress(self) -> Progress:
@@ -163,7 +163,11 @@ class LoadJob:
             raise NodeError("the node was removed from the configuration") from None
 
     async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
-        """Await the load call. Raise `NodeError` if the node goes down or the load makes no progress for too long."""
+        """Wait until the load call returns.
+
+        Raises:
+            NodeError: the load failed, the node went down, or the load made no progress for `stall_timeout_secs`.
+        """
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
         progress_at = self._stage_since = self._dependencies.clock()
@@ -190,7 +194,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Reserve the memory that this load needs in addition to the memory of the models that are not yet evicted."""
+        """Update the reserved memory: the load's memory minus the memory of the models that are still to be evicted."""
         self._change.megabytes = additional_mb(
             self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
         )
@@ -201,9 +205,9 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the completed fraction (0 to 1) and the stage of a load.
+    """Return how far the node reports the load of `model` to be: the fraction (0 to 1) and the name of the stage.
 
-    A value that the node does not report is None.
+    The fraction is the completed part of the stage. A value that the node does not report is None.
     """
     info = node.models.get(model)
     if info is not None and info.status == "loading":

@@ -1,7 +1,7 @@
-"""Expected free memory per device.
+"""Estimates the free memory of each device during and shortly after loads and unloads.
 
-The expected value includes loads and unloads that are not yet visible in the free memory that nodes report (a node's
-reading).
+The free memory that a node reports is called its reading. A reading may not show recent loads and unloads yet, so the
+estimate adds them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ Megabytes = Mapping[int, int]
 
 
 def totals(node: Node) -> dict[int, int]:
-    """Return the total memory of a node in MB, by device.
+    """Return the total memory of a node in MB, by device index.
 
     A node without accelerators has the single device `HOST`. If the node's hardware is unknown, the result is empty.
     """
@@ -31,7 +31,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Return the free MB by device from the node's last health report, or None if the report has no devices."""
+    """Return the free MB by device index from the node's last health report, or None if it reports no devices."""
     if node.health is None or not node.health.devices:
         return None
     return {device.index: device.vram_free_mb for device in node.health.devices}
@@ -39,11 +39,12 @@ def reading(node: Node) -> dict[int, int] | None:
 
 @dataclass(eq=False)
 class Change:
-    """Change of a node's memory use: memory that a load will use (MB > 0) or that an unload freed (MB < 0).
+    """Change of a node's memory use by one load or unload.
 
     Attributes:
-        megabytes: MB by device.
-        ended_at: when the load or unload ended (seconds of the fleet's clock); None while it runs.
+        megabytes: MB by device index. The MB are positive for memory that a load uses or will use, and negative for
+            memory that an unload has freed.
+        ended_at: when the load or unload ended (monotonic seconds); None if it is still running.
     """
 
     megabytes: Megabytes
@@ -51,13 +52,13 @@ class Change:
 
 
 def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
-    """Return the MB that a load needs in addition to the memory of the models that are evicted for the load.
+    """Return, by device index, the MB that a load needs beyond the memory of the models that it evicts.
 
-    The result is by device, and at least 0 for each device.
+    The result is at least 0 for each device.
 
     Args:
-        required: MB that the load needs, by device.
-        evicted: MB of each model to evict, by device.
+        required: MB that the load needs, by device index.
+        evicted: for each model to evict, its MB by device index.
     """
     freed = list(evicted)
     return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in required.items()}
@@ -65,11 +66,11 @@ def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabyte
 
 @dataclass
 class _NodeChanges:
-    """Memory state of one node that has changes by loads or unloads.
+    """Memory state of one node with running or recent loads or unloads.
 
     Attributes:
-        initial: free MB by device before the first change; None if the node does not report free memory.
-        latest: last reported free MB by device.
+        initial: free MB by device index before the first change; None if the node does not report free memory.
+        latest: last reported free MB by device index; None if the node does not report free memory.
         changes: changes that the reported free memory may not fully include yet.
     """
 
@@ -79,12 +80,12 @@ class _NodeChanges:
 
 
 class MemoryBook:
-    """Tracks changes of memory by loads and unloads until the nodes' readings (reported free memory) include them.
+    """Estimates the free memory of nodes that have running or recent loads or unloads.
 
-    During a load or unload, a node's reading includes an unknown part of the change. For a node with tracked changes,
-    the expected free memory is therefore the free memory before the first change, minus the memory that the changes
-    use. Other processes may also use memory, so the expected value is at most the last reading plus the memory that
-    unloads free.
+    During a load or unload, the free memory that a node reports (its reading) includes an unknown part of the change.
+    The change is therefore tracked until a later reading includes the whole change. The expected free memory is the
+    free memory before the first tracked change, minus the memory that the tracked changes use. Other processes may also
+    use memory, so the expected value is at most the last reading plus the memory that tracked unloads free.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class MemoryBook:
         self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
-        """Remove a change whose load or unload does not take place."""
+        """Remove a tracked change, because its load or unload does not take place."""
         node_changes = self._by_node.get(node)
         if node_changes is not None and change in node_changes.changes:
             node_changes.changes.remove(change)
@@ -104,7 +105,7 @@ class MemoryBook:
                 del self._by_node[node]
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading. If the reading is newer than all of the node's changes, drop these changes."""
+        """Store the node's last reading. If it is newer than all changes of the node, stop tracking these changes."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return
@@ -116,7 +117,10 @@ class MemoryBook:
             del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Return the expected free MB by node and device, for nodes that have changes and report their free memory."""
+        """Return the expected free MB by node name and device index.
+
+        The result contains only nodes that have tracked changes and report their free memory.
+        """
         return {
             name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
             for name, node_changes in self._by_node.items()
@@ -124,7 +128,7 @@ class MemoryBook:
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """Return the MB that running loads will use, by node and device, for nodes with tracked changes."""
+        """Return the MB that running loads will use, by node name and device index."""
         return {
             name: _sum(change for change in node_changes.changes if change.ended_at is None)
             for name, node_changes in self._by_node.items()

@@ -1,4 +1,4 @@
-"""The requests that wait for one model to load."""
+"""Queue of the requests that wait until a model is loaded."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ RETRY_CROWDED = 5
 
 
 class Waiting(Protocol):
-    """A request that waits for a model."""
+    """Interface of a request that waits until its model is loaded."""
 
     @property
     def priority(self) -> int:
@@ -25,7 +25,7 @@ class Waiting(Protocol):
 
     @property
     def enqueued(self) -> float:
-        """Time of arrival (seconds of the fleet's clock)."""
+        """Time at which the request arrived (monotonic seconds)."""
         ...
 
 
@@ -33,9 +33,10 @@ class PendingLoad:
     """A model that must be loaded, and the requests that wait for it.
 
     Attributes:
-        outcome: resolves to the node and URL that serve the model, or to the error response.
-        job: the running load, or None.
-        hold: the last placement decision if the load must wait before it can start; else None.
+        model: the model id.
+        outcome: future that is resolved with the node and URL that serve the model, or with the error response.
+        job: the running load; None if the load has not started.
+        hold: the decision that the load must wait, with its probable node and start; None if there is none.
     """
 
     def __init__(self, model: str) -> None:
@@ -47,7 +48,7 @@ class PendingLoad:
 
     @property
     def since(self) -> float:
-        """Arrival time of the oldest waiting request (seconds of the fleet's clock); infinity if no request waits."""
+        """Arrival time of the oldest waiting request (monotonic seconds); infinity if no request waits."""
         return min((waiter.enqueued for waiter in self._waiters), default=inf)
 
     @property
@@ -64,7 +65,7 @@ class PendingLoad:
         """Return a context manager during which `request` counts as waiting for the model.
 
         Raises:
-            ApiError: `MAX_WAITERS` requests already wait for the model.
+            ApiError: 503 if `MAX_WAITERS` requests already wait for the model.
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise overloaded(f"too many requests wait for model '{self.model}' to load", RETRY_CROWDED)

@@ -27,10 +27,13 @@ RETRY_NO_ROOM = 30
 
 @dataclass(frozen=True)
 class Cold:
-    """Decision to load a model on a node, or to join its running load.
+    """Decision to load a model on a node, or to wait for a load of the model that is already running on the node.
 
     Attributes:
-        evict: models to evict first.
+        model: the model id.
+        node: the node's name.
+        spec: the parameters of the load request to the node.
+        evict: ids of the models to evict before the load.
         joined: True if the load is already running.
     """
 
@@ -46,9 +49,11 @@ class Hold:
     """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
 
     Attributes:
-        node: the node that the model will probably be loaded on.
-        evict: models that will probably be evicted first.
-        until: latest start of the load (seconds of the fleet's clock); infinity if it must wait for a running load.
+        model: the model id.
+        node: name of the node that the model will probably be loaded on.
+        evict: ids of the models that will probably be evicted before the load.
+        until: time from which these models may be evicted (monotonic seconds). Requests for them may end earlier.
+            Infinity if another load must end first.
     """
 
     model: str
@@ -61,14 +66,14 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
     """Decide on which node to load a model that no node has loaded, or decide that the load must wait.
 
     Args:
-        snapshot: the fleet snapshot.
+        snapshot: the state of the nodes, models and memory on which the decision is based.
         model: the model's id.
-        since: arrival time of the oldest waiting request (seconds of the fleet's clock).
-        claimed: names of nodes that are reserved for models that have waited longer than `swap_wait_secs`.
+        since: arrival time of the oldest waiting request (monotonic seconds).
+        claimed: names of nodes that are reserved for other models, which have waited longer than `swap_wait_secs`.
 
     Raises:
         ApiError: 404 for an unknown model; 503 if no node can load the model, with Retry-After if a retry may
-        succeed.
+            succeed.
     """
     healthy = [node for node in snapshot.view.nodes if node.healthy]
     if not healthy:
@@ -103,7 +108,7 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
 
 
 def allowed(profile: Profile, node: Node) -> bool:
-    """Return whether the catalogue allows the model on the node."""
+    """Return whether the model's catalogue entry allows the model on the node (`pinned_on`)."""
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
@@ -124,11 +129,11 @@ def feasible(profile: Profile, node: Node) -> bool:
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the specification of a load for `POST /models/load`.
+    """Return the body of a `POST /models/load` request to a node.
 
     Args:
         profile: the model's catalogue entry.
-        devices: indices of the devices that the model is loaded on.
+        devices: indices of the devices to load the model on.
     """
     return ModelSpec(
         model_id=profile.id,
@@ -142,9 +147,10 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of a plan; the plan with the lowest key is chosen.
+    """Return the sort key of an eviction plan. The plan with the lowest key is chosen.
 
-    The criteria in order are: the model fits, nothing is evicted, lowest eviction cost, most free memory, node name.
+    The criteria, in this order, prefer a plan in which the model fits, nothing is evicted, the eviction cost is lowest,
+    and the chosen devices have the most free memory. The node's name decides between equal plans.
     """
     free_mb = snapshot.free(node)
     return (
@@ -157,12 +163,12 @@ def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tupl
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
-    """Return the decision to join a running load of the model, or None if the model is not loading.
+    """Return the decision to wait for a running load of the model, or None if the model is not loading.
 
-    The load was started by this gateway or is reported by a node.
+    The load was started by this gateway, or is reported by one of the `healthy` nodes.
 
     Raises:
-        ApiError: 503 if the model is recovering, or if a model that is not in the catalogue is loading.
+        ApiError: 503 if the model's engine crashed on a node, or if the model is loading but not in the catalogue.
     """
     fleet_view = snapshot.view
     for node in healthy:
@@ -180,9 +186,10 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
 
 
 def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the plan to fit the model on the node, or None if there is no such plan.
+    """Return the plan to load the model on the node, or None if no evictions free enough memory.
 
-    If this node is draining the model, the plan's earliest start is infinity, because the model must first be unloaded.
+    If the model is about to be unloaded from this node, the plan's `ready_at` is infinity, because the unload must end
+    before the load can start.
     """
     plan = plan_eviction(snapshot, node, profile, since)
     is_draining = (node.name, profile.id) in snapshot.view.draining
@@ -190,7 +197,7 @@ def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since:
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the node may load the model: the model is unloaded, loading, or being drained there."""
+    """Return whether the node may load the model: it is not loaded, is still loading, or is about to be unloaded."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 
@@ -203,7 +210,15 @@ def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
 def _placement_error(
     snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Return the error response for requests for a catalogue model that cannot be placed now."""
+    """Return the 503 error response for requests for a catalogue model that no node can load now.
+
+    Args:
+        snapshot: the state on which the decision is based.
+        profile: the model's catalogue entry.
+        healthy: the healthy nodes.
+        candidates: the nodes that may load the model.
+        trusted: the candidates on which the last load of the model has not failed recently.
+    """
     model = profile.id
     failures = [snapshot.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
@@ -216,7 +231,7 @@ def _placement_error(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the error response for requests for a model whose last load failed."""
+    """Return the 503 error response for requests for a model whose last load failed."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -228,7 +243,7 @@ def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
 
 
 def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
-    """Return the error response for requests for a model that no node can load now."""
+    """Return the error response for requests for a model that no healthy node is able or allowed to load."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):
@@ -245,7 +260,10 @@ def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str
 
 
 def _may_hold_later(profile: Profile, node: Node) -> bool:
-    """Return whether a node could hold the model later: it is down or cordoned, or its hardware is unknown."""
+    """Return whether a node that cannot load the model now may be able to load it later.
+
+    This is the case for a suitable node that is down or cordoned, and for an allowed node with unknown hardware.
+    """
     if node.discovery is None:
         return allowed(profile, node)
     return (not node.healthy or node.cordoned) and feasible(profile, node)

@@ -1,6 +1,6 @@
-"""The order in which waiting models are loaded.
+"""Decides in which order models that requests wait for are loaded.
 
-The functions are used by the gateway and by the fleet simulation.
+The gateway and the fleet simulation use these functions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from helexa.cortex.lifecycle.placement import Cold, Hold, place
 
 
 class QueuedModel(Protocol):
-    """A model that waits to be loaded."""
+    """Interface of a model that must be loaded because requests wait for it."""
 
     @property
     def model(self) -> str:
@@ -22,25 +22,25 @@ class QueuedModel(Protocol):
 
     @property
     def since(self) -> float:
-        """Arrival time of the oldest waiting request (seconds of the fleet's clock)."""
+        """Arrival time of the oldest request that waits for the model (monotonic seconds)."""
         ...
 
     @property
     def priority(self) -> int:
-        """Highest priority among the waiting requests; a higher number is served first."""
+        """Highest priority among the requests that wait for the model; a higher number is served first."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision for one waiting model: load it, wait, or reject its requests."""
+    """The decision for one waiting model: load the model, wait, or reject the model's requests with an error."""
 
     queued: QueuedModel
     decision: Cold | Hold | ApiError
 
 
 def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
-    """Return the waiting models in the order of decisions.
+    """Return the waiting models in the order in which `decide` handles them.
 
     Models that have waited for at least `swap_wait_secs` come first, the longest wait first. All other models follow,
     sorted by priority, then by waiting time.
@@ -58,15 +58,18 @@ def decide(
     take_snapshot: Callable[[], FleetSnapshot],
     start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
-    """Decide for each waiting model in the order of `queue_order`; start the loads that can start.
+    """Decide for each waiting model whether its load starts, waits or fails, and start the loads that can start.
 
-    If a model has waited for `swap_wait_secs` and its load still cannot start, the node that it will probably be loaded
-    on is reserved: later models in the order cannot be placed on this node.
+    The models are handled in the order of `queue_order`. If a model has waited for `swap_wait_secs` and its load still
+    cannot start, its probable node is reserved: no load of a later model can start on this node.
 
     Args:
         queue: the waiting models.
-        take_snapshot: returns the current `FleetSnapshot`; called at the beginning and after every start.
-        start: starts a load; the next snapshot must include the load.
+        take_snapshot: returns the current `FleetSnapshot`. It is called at the beginning and after every start.
+        start: starts a load. The next snapshot must include the load.
+
+    Returns:
+        The decisions, in the order in which the models were handled.
     """
     snapshot = take_snapshot()
     verdicts: list[Verdict] = []

@@ -1,7 +1,7 @@
-"""Counters and histograms without locks, which are converted to Prometheus metrics at a scrape.
+"""Counters and histograms without locks. A scrape converts them to Prometheus metrics.
 
-The counters of the library prometheus-client take a lock for each update. The counters in this module are plain numbers
-that only one event loop changes.
+The counters of the library prometheus-client acquire a lock for each update. The counters in this module are plain
+numbers, because only the event loop changes them.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Histogram:
-    """Counts of values per bucket, and the sum of all values.
+    """A histogram: the number of observed values per bucket, and the sum of all values.
 
     Args:
         bounds: upper bounds of the buckets in ascending order.
@@ -26,7 +26,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Add `value` to the histogram."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -45,8 +45,8 @@ class MetricGroup:
 
     Args:
         labels: names of the labels.
-        counters: help text of each counter, by name.
-        histograms: help text and bounds of each histogram, by name.
+        counters: help text of each counter, by metric name.
+        histograms: help text and bucket bounds of each histogram, by metric name.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class MetricGroup:
         self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
     def series(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
-        """Return the counters and the histograms of the series with the label values `values`, each by metric name."""
+        """Return the counters and histograms for the label values `values`, each in a dict by metric name.
+
+        They are created with zeros at the first call for these label values.
+        """
         series = self._series.get(values)
         if series is None:
             histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}
@@ -67,7 +70,7 @@ class MetricGroup:
         return series
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each counter and histogram as a Prometheus metric with all of its series."""
+        """Yield each counter and histogram as a Prometheus metric, with one series per tuple of label values."""
         for name, text in self._counters.items():
             counter = CounterMetricFamily(f"cortex_{name}", text, labels=self._labels)
             for values, (counts, _) in self._series.items():

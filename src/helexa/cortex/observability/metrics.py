@@ -1,6 +1,6 @@
-"""The gateway's Prometheus metrics, in their own registry.
+"""The gateway's Prometheus metrics.
 
-The number of label values is limited: labels name only known models, configured nodes and known keys.
+The number of label values is limited, because labels name only known models, configured nodes and known keys.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ _KEY_COUNTERS = {
 
 
 class Metrics(Collector):
-    """The gateway's metrics."""
+    """The gateway's Prometheus metrics, with a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -62,7 +62,7 @@ class Metrics(Collector):
         self.watch(self)
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a finished request."""
+        """Add a finished request to the counters and histograms."""
         model_counters, histograms = self._model_metrics.series(record.model, record.node)
         model_counters["requests"] += 1
         histograms["request_duration_seconds"].observe(record.duration)
@@ -88,11 +88,11 @@ class Metrics(Collector):
                 spend_counters["spend_completion_tokens"] += usage.completion
 
     def cold_start(self, model: str, node: str) -> None:
-        """Count one successful load."""
+        """Count one successful model load that a request caused."""
         self._model_metrics.series(model, node)[0]["cold_starts"] += 1
 
     def eviction(self, model: str, node: str) -> None:
-        """Count one successful unload."""
+        """Count one successful unload of a model by the gateway."""
         self._model_metrics.series(model, node)[0]["evictions"] += 1
 
     def watch(self, collector: Collector) -> None:
@@ -104,13 +104,16 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gateway's own metrics, per model, per key and in total, at a scrape."""
+        """Yield the metrics per model, per key and for the whole gateway.
+
+        Prometheus' registry calls this at each scrape.
+        """
         for registry in (self._model_metrics, self._key_metrics, self._gateway):
             yield from registry.collect()
 
 
 def create_metrics_app(metrics: Metrics) -> Starlette:
-    """Return the ASGI app of the metrics listener: `GET /metrics`."""
+    """Return the ASGI application of the metrics listener. It serves `GET /metrics`."""
 
     async def scrape(_request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": _TEXT_FORMAT})

@@ -1,4 +1,4 @@
-"""The record of one request, which is filled during the request and written to metrics and logs at its end."""
+"""The record of one request. It is filled during the request, and written to metrics and logs when the request ends."""
 
 import time
 from typing import Any
@@ -25,27 +25,28 @@ class RequestRecord(msgspec.Struct):
     Attributes:
         request_id: id of the request in headers, logs and the ledger.
         api: API path.
-        principal: principal of the request; None if anonymous.
-        name: model name as the client stated it, empty before the body was parsed.
-        model: model id, `unknown` until the name resolves to a known model.
-        node: last node that the request was forwarded to, `none` before.
-        route: why the router chose the node.
-        target: the node and its URL for the model, None before the request was forwarded.
-        usage_id: id under which the node keeps the token counts of this request; empty if the node does not keep them.
-        status: HTTP status sent to the client, 0 before that, 499 if the client disconnected.
-        code: error code, or None.
+        principal: account and key that the request is billed to, or None for an anonymous request.
+        name: model name in the client's request. Empty until the body is parsed.
+        model: id of the requested model, or `unknown` if `name` is not the name of a known model.
+        node: name of the last node that the request was forwarded to, or `none`.
+        route: reason why the router chose the node.
+        target: the node and its URL for the model. None before the request is forwarded.
+        usage_id: id under which the node stores the token counts of this request. Empty if the node does not store
+            them.
+        status: HTTP status sent to the client: 0 before it is sent, 499 if the client disconnected.
+        code: error code of the response, or None.
         failed: True if the request was rejected, or the node did not complete the response.
         client_gone: True if the client disconnected before the response was complete.
         estimated: True if the gateway estimated the usage, because the node did not report it.
         prompt_estimate: estimated prompt tokens.
-        meter: object that measures usage and timing of the response, None before the response.
-        usage: token counts of the response, None before they are known.
-        started: arrival of the request (`time.perf_counter`).
-        started_at: arrival of the request (Unix seconds).
-        read: when the body was read completely (`time.perf_counter`), 0 before.
-        loading: seconds of waiting for a model to load.
-        waited: seconds from arrival until the request was forwarded to a node, including loads.
-        answered: seconds from forwarding the request to the first byte of the node's response.
+        meter: object that measures token usage and timing of the response. None before the response begins.
+        usage: token counts of prompt and response, or None before they are known.
+        started: time when the request arrived, of the clock `time.perf_counter`.
+        started_at: time when the request arrived, in Unix seconds.
+        read: time when the whole body was read, of the clock `time.perf_counter`. 0 before.
+        loading: seconds that the request waited for its model to load.
+        waited: seconds from arrival until the request was forwarded to a node, including `loading`.
+        answered: seconds from forwarding until the first byte of the node's response arrived.
         duration: seconds from arrival to the end of the response.
     """
 
@@ -76,19 +77,18 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that the gateway itself took before it forwarded the request.
+        """Seconds that the gateway itself used before it forwarded the request, or None if it was not forwarded.
 
-        The time for receiving the body and for waiting for a load does not count. None if the request was not
-        forwarded.
+        The time for receiving the body and the time for loading the model are not included.
         """
         if self.waited is None:
             return None
         return max(0.0, self.started + self.waited - self.read - self.loading)
 
     def end(self) -> None:
-        """Set the duration (seconds), read the usage, and detect a stream that ended in an error event.
+        """Complete the record at the end of the response: set `duration`, `usage` and `failed`.
 
-        If the client disconnected and the usage is unknown, the usage is estimated here.
+        If the client disconnected, set `status` to 499, and estimate an unknown usage.
         """
         self.duration = time.perf_counter() - self.started
         if self.meter is not None:
@@ -102,16 +102,17 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from the arrival of the request to the first content of a stream."""
+        """Seconds from the arrival of the request to the first content of a stream; None without a stream."""
         if self.meter is None or self.meter.first_at is None:
             return None
         return self.meter.first_at - self.started
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens per second during the stream.
+        """Completion tokens per second, measured from the first to the last content of the stream.
 
-        If the stream was too short to measure, the whole time since the request was forwarded is used.
+        If this time is unknown or too short, the time from forwarding the request to the end of the response is used.
+        The value is None without completion tokens.
         """
         measured_secs = self.duration - (self.waited or 0.0)
         if self.usage is None or not self.usage.completion or measured_secs <= 0:
@@ -122,7 +123,7 @@ class RequestRecord(msgspec.Struct):
         return self.usage.completion / measured_secs
 
     def activity(self) -> Activity:
-        """Return the row for this request in the activity log."""
+        """Return this request as a row of the activity log."""
         usage, ttft = self.usage or Usage(), self.time_to_first_token
         return Activity(
             request_id=self.request_id,
@@ -147,7 +148,7 @@ class RequestRecord(msgspec.Struct):
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the request's log line, without its id."""
+        """Return the fields of the request's log line, except the request id."""
         ttft, usage = self.time_to_first_token, self.usage or Usage()
         return {
             "api": self.api,

@@ -1,1 +1,1 @@
-"""Responses to clients, streamed or whole."""
+"""Send responses to clients, as streams or as complete bodies."""

@@ -1,4 +1,4 @@
-"""Responses to clients: the node's bytes are passed on as they arrive, and a failed response ends with an error."""
+"""Responses to clients. The node's bytes are forwarded as they arrive. A failed response ends with an error."""
 
 import orjson
 from starlette.types import Send
@@ -13,13 +13,13 @@ MAX_BUFFERED_BYTES = 64 << 10
 class Reply:
     """One response to a client.
 
-    An event stream is passed on in whole lines: if a chunk ends within a line, the partial line is buffered until the
-    line is complete. The gateway can therefore send an error event after each chunk. Clients see no delay, because they
-    cannot use a partial line.
+    An event stream is forwarded in whole lines. If a chunk ends within a line, the partial line is buffered until the
+    line is complete. The gateway can therefore send an error event after each chunk. This adds no visible delay,
+    because clients cannot use a partial line.
 
     Attributes:
-        headers: the gateway's own headers, which are added to the response's headers.
-        started: True once status and headers were sent.
+        headers: headers that the gateway adds to the headers of the node's response.
+        started: True once status and headers were sent to the client.
     """
 
     def __init__(self, send: Send) -> None:
@@ -37,7 +37,7 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})
 
     async def write(self, chunk: bytes) -> None:
-        """Send the next bytes of the node's response to the client."""
+        """Send the next bytes of the response body to the client. In a stream, buffer a partial last line."""
         if self._streamed and (self._partial_line or not chunk.endswith(b"\n")):
             chunk = self._whole_lines(chunk)
         if chunk:
@@ -51,8 +51,8 @@ class Reply:
     async def abort(self, error: ApiError) -> None:
         """End the response with an error.
 
-        If no status was sent yet, the client gets an error response. A started event stream gets an error event. Any
-        other started response is left incomplete, so that the server closes the connection.
+        If no status was sent yet, send an HTTP error response. If an event stream has started, send an error event. Any
+        other started response is left incomplete, so the server closes the connection.
         """
         if not self.started:
             body = self.refusal(error)
@@ -66,11 +66,14 @@ class Reply:
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def refusal(self, error: ApiError) -> bytes:
-        """Return the body of the error response for `error`, if no status was sent yet."""
+        """Return the body of an HTTP error response. Used if `abort` is called before a status was sent."""
         return orjson.dumps(error.envelope())
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last events of a stream that fails with `error`."""
+        """Return the last events of a stream that fails with `error`.
+
+        Used if `abort` is called after a stream started.
+        """
         return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:

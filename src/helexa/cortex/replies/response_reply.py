@@ -1,4 +1,4 @@
-"""Responses to clients of the Responses API, with this API's own error event."""
+"""Responses to clients of OpenAI's Responses API, which has its own format of error events."""
 
 import re
 
@@ -15,7 +15,7 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 class ResponseReply(Reply):
     """One response to a client of the Responses API.
 
-    The class counts the events of a stream, because an error event must contain the next sequence number.
+    The object counts the events of a stream, because an error event must contain the next sequence number.
     """
 
     def __init__(self, send: Send) -> None:

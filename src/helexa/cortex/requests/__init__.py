@@ -1,1 +1,1 @@
-"""Request bodies and headers: parsing, limits, rewriting, error responses."""
+"""Parses, limits and rewrites request bodies and headers, and builds error responses."""

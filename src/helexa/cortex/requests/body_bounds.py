@@ -1,4 +1,4 @@
-"""Limit on the number of JSON objects and arrays in a request body, because each one costs time and memory."""
+"""Limits the number of JSON objects and arrays in a request body, because each one costs time and memory."""
 
 import re
 
@@ -12,10 +12,11 @@ _TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[
 def check_containers(body: bytes) -> None:
     """Reject a JSON body with too many objects and arrays. The body is scanned once and not parsed.
 
-    Brackets within strings do not count. If the body is not valid JSON, only the bytes before the error are checked.
+    Brackets within strings are not counted. If the body is not valid JSON, only the bytes before the first syntax error
+    are checked.
 
     Raises:
-        ApiError: 400 `invalid_request_body`, naming the limit.
+        ApiError: 400 `invalid_request_body`: the body has more than `MAX_CONTAINERS` objects and arrays.
     """
     if body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS:
         return

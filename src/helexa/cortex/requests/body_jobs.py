@@ -1,4 +1,4 @@
-"""Parsing and translation of request bodies, in a worker process if the body is large."""
+"""Parses and translates request bodies. Large bodies are processed in a worker process."""
 
 from msgspec.structs import replace
 
@@ -13,10 +13,11 @@ from helexa.http.connections.request_head import Headers
 
 
 async def read_request(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> ClientRequest:
-    """Parse a request body and return the client request. A large body is parsed in a worker process.
+    """Parse a request body, and return the parsed request. A large body is parsed in a worker process.
 
     Raises:
-        ApiError: 400 if the body is invalid or has too many objects and arrays; 503 if no worker process is free.
+        ApiError: 400 if the body is invalid or has too many objects and arrays. 503 if too many large bodies wait for
+            a worker process, or if the process died.
     """
     if not is_large(body):
         return parse_request(path, headers, body)
@@ -24,17 +25,17 @@ async def read_request(workers: BodyWorkers, path: str, headers: Headers, body: 
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
-    """Parse a request of the Messages API and translate it. A large body is parsed in a worker process."""
+    """Parse a Messages API request, and translate it to a chat request. A large body is parsed in a worker process."""
     return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
 
 
 async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
-    """Parse a request to count tokens. A large body is parsed in a worker process."""
+    """Parse a `POST /v1/messages/count_tokens` request. A large body is parsed in a worker process."""
     return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
 
 
 def translate(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
-    """Parse a request of the Messages API and translate it to a chat request, in the calling process."""
+    """Parse a Messages API request, and translate it to a chat request, without a worker process."""
     translation = Translation.parse(body)
     request = parse_request(CHAT, headers, translation.body)
     return translation, replace(request, strict=strict_body, large=is_large(translation.body))

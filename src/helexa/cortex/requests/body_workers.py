@@ -32,10 +32,10 @@ _MEDIUM_COMMAS = 10_000
 
 
 def is_large(body: bytes) -> bool:
-    """Return whether parsing a body would block the event loop for too long.
+    """Return whether parsing `body` would block the event loop for too long.
 
-    The result is True for a very long body, and for a body with many JSON values. A body that consists of few long
-    strings, such as an image, is parsed fast even if it has several megabytes.
+    This is the case for a body of more than 4 MiB, and for a body of more than 256 KiB with more than 10,000 commas. A
+    body that consists of few long strings, such as an image, is parsed fast even if it has several megabytes.
     """
     size = len(body)
     return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
@@ -50,13 +50,13 @@ class BodyWorkers:
         self._waiting = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` in a process of the pool and return its result.
+        """Call `work` with the given arguments in a worker process, and return its result.
 
-        The function, its arguments and its result are pickled.
+        The function, its arguments and its result must be picklable. Exceptions that `work` raises are raised
+        unchanged.
 
         Raises:
-            ApiError: 503 if too many bodies wait for a process, or if the process died. Exceptions that `work` raises
-                are raised unchanged.
+            ApiError: 503 because `MAX_WAITING` calls already wait for a process, or because the process died.
         """
         if self._waiting >= MAX_WAITING:
             raise overloaded("too many large requests wait for a worker process; try again", RETRY_SECS)
@@ -78,11 +78,11 @@ class BodyWorkers:
             raise self._pool_error(pool, error) from error
 
     async def run_if(self, large: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` in a process of the pool if `large` is True, else in this process; return its result."""
+        """Call `work` in a worker process if `large` is True, else in the calling process. Return its result."""
         return await self.run(work, *args, **options) if large else work(*args, **options)
 
     async def close(self) -> None:
-        """Kill all processes, including busy ones: no request waits for their results any more."""
+        """Kill all worker processes, including busy ones. Called when no request waits for a result any more."""
         pool = self._pool
         if pool is None:
             return
@@ -96,9 +96,9 @@ class BodyWorkers:
             job.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
-        """Return the exception to raise after a job failed with `error`.
+        """Return the exception to raise after a call in the pool failed with `error`.
 
-        If the pool lost a process, it is unusable, so this method also replaces the pool.
+        If a worker process died, the pool is unusable. It is then dropped, and the next call creates a new pool.
         """
         if not isinstance(error, BrokenProcessPool):
             return error
@@ -113,7 +113,7 @@ def _new_pool() -> ProcessPoolExecutor:
 
 
 def _prepare() -> None:
-    """Set up a worker process when it starts."""
+    """Set signal handlers, priority and garbage collection of a new worker process."""
     # The gateway handles Ctrl-C and ends its processes itself. SIGTERM must end this process: if one process of the
     # pool dies, the pool sends SIGTERM to the others and waits for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

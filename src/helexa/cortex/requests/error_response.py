@@ -1,4 +1,4 @@
-"""Error responses, in Anthropic's format for clients of Anthropic's API, else in OpenAI's format."""
+"""Error responses. Clients of Anthropic's API get Anthropic's format, and all other clients get OpenAI's format."""
 
 import logging
 
@@ -30,7 +30,7 @@ async def handle_api_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
-    """Return the error response for an error of the router: 404 for an unknown path, 405 for a wrong method."""
+    """Return the error response for an error of Starlette's router: 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
@@ -44,7 +44,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_database_error(request: Request, error: Exception) -> Response:
-    """Log a `DatabaseError` and return a 503 response."""
+    """Log the `DatabaseError` that a route raised, and return a 503 response."""
     log.warning("%s", error)
     return _error_response_for(
         request, service_unavailable("the ledger's database does not answer", _DATABASE_RETRY_SECS)
@@ -52,14 +52,14 @@ async def handle_database_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_unexpected_error(request: Request, _error: Exception) -> Response:
-    """Return the 500 response for an unexpected exception; the server logs the traceback."""
+    """Return a 500 response for an unexpected exception of a route. The server logs the traceback."""
     return _error_response_for(request, internal_error())
 
 
 def _error_response_for(request: Request, error: ApiError) -> Response:
-    """Return the error response in the format of the client's API.
+    """Return the response for `error` in the format of the client's API.
 
-    The path, or the header `anthropic-version`, tells whether the client uses Anthropic's API.
+    A request uses Anthropic's API if its path begins with `/v1/messages`, or if it has the header `anthropic-version`.
     """
     if not (request.url.path.startswith(_ANTHROPIC_PATHS) or VERSION_HEADER in request.headers):
         return error_response(error)

@@ -1,7 +1,7 @@
 """Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
 
-If a JSON object has two members of the same name, some decoders use the first and others the last. With two `model`
-members, a node could therefore use another model than the gateway has checked.
+If a JSON object has two members of the same name, some decoders use the first and others the last. A node could
+therefore use another model than the model that the gateway has authorized.
 """
 
 from typing import Any, cast
@@ -13,7 +13,7 @@ from helexa.cortex.usage.token_limit import Fields
 
 
 class _ModelName:
-    """The value of a body's `model` member; the value may have any JSON type."""
+    """The value of the `model` member of a request body. The value may have any JSON type."""
 
     __slots__ = ("value",)
 
@@ -26,9 +26,9 @@ class _CheckedFields(Fields, kw_only=True):
 
 
 class _FieldsReader:
-    """Reads fields of a body with a JSON decoder that calls a hook for each `model` member.
+    """Reads fields of a request body with a JSON decoder that calls a hook for each `model` member.
 
-    The hook is also called if letters of the name `model` are escaped (`\\u006dodel`).
+    The hook counts these members. It is also called if letters of the name are escaped, as in `\\u006dodel`.
     """
 
     def __init__(self) -> None:

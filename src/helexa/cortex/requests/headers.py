@@ -36,15 +36,15 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 def bearer_header(key: str | None) -> Headers:
-    """Return an `Authorization` header with a node's API key, or an empty list if `key` is None."""
+    """Return a list with an `Authorization` header for a node's API key. The list is empty if `key` is None."""
     return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
 def forwarded_headers(headers: Headers) -> Headers:
-    """Return the headers of a client's request that nodes may see; names are in lower case.
+    """Return those headers of a client's request that are forwarded to nodes. Header names must be in lower case.
 
-    The result omits credentials, headers that name the principal, headers that concern only the client's connection or
-    browser, and headers that the gateway sets itself.
+    Credentials, hop-by-hop headers, headers of browsers such as `origin`, and headers that the gateway sets itself are
+    not forwarded. Headers with the prefix `x-helexa-` are not forwarded either, because nodes trust them.
     """
     connection_headers = _headers_in_connection(headers)
     excluded = _NOT_FORWARDED | connection_headers if connection_headers else _NOT_FORWARDED
@@ -58,10 +58,9 @@ def forwarded_headers(headers: Headers) -> Headers:
 
 
 def returned_headers(headers: Headers) -> Headers:
-    """Return the response headers of a node that the client may see; names are in lower case.
+    """Return those headers of a node's response that are returned to the client. Header names must be in lower case.
 
-    The result omits headers that concern only the node's connection, CORS headers, and headers that the gateway sets
-    itself.
+    Hop-by-hop headers, CORS headers and headers that the gateway sets itself are not returned.
     """
     connection_headers = _headers_in_connection(headers)
     excluded = _NOT_RETURNED | connection_headers if connection_headers else _NOT_RETURNED

@@ -1,4 +1,4 @@
-"""Rejects prompts that exceed the context with every possible tokenizer, and returns advice for known clients."""
+"""Rejects prompts that are certainly longer than the context length, and returns advice for known clients."""
 
 from typing import Any
 
@@ -21,13 +21,14 @@ _ADVICE = {
 
 
 def check_prompt(body: bytes, context: int) -> None:
-    """Reject a prompt whose text cannot fit into `context` tokens with any tokenizer.
+    """Reject a prompt that is longer than `context` tokens, whatever the tokenizer.
 
-    The gateway does not know the exact token count: one token can be four bytes of English, one digit, or 128 spaces. A
-    prompt that may fit is therefore accepted. The node counts its tokens and may still reject the prompt.
+    The gateway does not know the exact token count: one token can be four bytes of English, one digit, or 128 spaces.
+    It therefore assumes `MAX_BYTES_PER_TOKEN` bytes per token, and accepts prompts that might fit. The node counts the
+    tokens and may still reject the prompt.
 
     Raises:
-        ApiError: 400 `context_length_exceeded`, with the size in bytes and an estimate of the tokens.
+        ApiError: 400 `context_length_exceeded`. The error contains the size in bytes and an estimated token count.
     """
     if not may_exceed(body, context):
         return
@@ -46,15 +47,15 @@ def check_prompt(body: bytes, context: int) -> None:
 
 
 def may_exceed(body: bytes, context: int) -> bool:
-    """Return whether the body is so long that its prompt may exceed `context` tokens, whatever the tokenizer."""
+    """Return whether the body is long enough to need `check_prompt`. The prompt of a shorter body always passes it."""
     return len(body) > MAX_BYTES_PER_TOKEN * context
 
 
 def prompt_bytes(body: bytes) -> int:
-    """Return the bytes of text in a request's prompt.
+    """Return the number of bytes of text in a request's prompt, plus eight bytes per message or item.
 
-    Each message or item adds eight bytes. If there are several prompts or embedding texts, the length of the longest
-    is returned. Token ids and images count as 0. The result is 0 if the body cannot be parsed.
+    If the request has several prompts or embedding texts, the length of the longest one is returned. Token ids and
+    images count as 0 bytes. The result is 0 if the body is not valid JSON.
     """
     try:
         content = orjson.loads(body)
@@ -74,7 +75,7 @@ def prompt_bytes(body: bytes) -> int:
 
 
 def advice(headers: Headers) -> bytes | None:
-    """Return the value of `X-Helexa-Advice` for a known client, recognized by its user agent, or None."""
+    """Return the value of the response header `X-Helexa-Advice`, or None if the user agent is not a known client."""
     for header, value in headers:
         if header == b"user-agent":
             user_agent = value.lower()
@@ -89,13 +90,13 @@ def _message_bytes(messages: list[Any]) -> int:
 
 
 def _longest_text_bytes(prompt: str | list[Any]) -> int:
-    """Return the bytes of a text, or of the longest of several texts."""
+    """Return the number of bytes of a text, or of the longest text in a list. Token ids in the list are ignored."""
     texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
     return max((len(text.encode()) for text in texts), default=0)
 
 
 def _text_bytes(message: Any) -> int:
-    """Return the bytes of text in a message, or in an item of the Responses API such as a tool's output."""
+    """Return the number of bytes of text in a message, or in an input item of the Responses API."""
     content = message.get("content") or message.get("output") if isinstance(message, dict) else None
     if isinstance(content, str):
         return len(content.encode())

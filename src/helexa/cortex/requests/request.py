@@ -39,19 +39,20 @@ class ClientRequest(msgspec.Struct, frozen=True):
     """One client request for a model.
 
     Attributes:
-        path: API path, on the gateway and on the node.
+        path: API path of the request. It is the same on the gateway and on the node.
         headers: the client's headers.
-        body: JSON body in the node's API format; the client's own bytes unless the gateway translated the format.
-        model: requested name: a model id or an alias.
-        spending: upper bound of the tokens that the request can use.
+        body: JSON body in the node's API format. If the gateway did not translate the request, these are the client's
+            bytes.
+        model: requested model name: a model id or an alias.
+        spending: the settings of the request that limit how many tokens it can use.
         stream: True if the client requests an event stream.
         previous: id of the stored response that the request continues, or None. The response is stored on one node.
-        strict: function that converts the body for third-party backends; None if no conversion is needed.
+        strict: function that converts a translated body for third-party backends. None if the body was not translated.
         stream_options: the client's stream options, or None.
-        metered: True if the gateway needs the token counts of the response to charge a key.
-        enforced: maximum number of output tokens for which the key's budget was reserved. The limit is sent to nodes.
-            None if no output limit is enforced.
-        large: True if the body is large, so that worker processes parse and rewrite it.
+        metered: True if the gateway needs the response's token counts, because it charges them to a key.
+        enforced: maximum number of output tokens that was reserved from the key's budget. The gateway sends this limit
+            to the node. None if no output limit is enforced.
+        large: True if the body is large. Worker processes then parse and rewrite the body.
     """
 
     path: str
@@ -91,13 +92,13 @@ class ClientRequest(msgspec.Struct, frozen=True):
         return max(1, len(self.body) // BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
-        """Return the estimated number of tokens of prompt and completions.
+        """Return the estimated number of tokens of the prompt and all completions.
 
-        The estimate is used for tokens-per-minute limits and for keys without a cap.
+        The estimate is used for tokens-per-minute limits, and for the reservation of keys without a cap.
 
         Args:
-            limit: the model's token limits. The output limit is used if the request states none; the input limit is
-                used if the request continues a stored conversation.
+            limit: the model's token limits. Its output limit is used if the request has no output limit. Its input
+                limit is used as the prompt's length if the request continues a stored conversation.
         """
         prompt, spending = self.prompt_estimate, self.spending
         if spending.continues and limit is not None:
@@ -106,17 +107,17 @@ class ClientRequest(msgspec.Struct, frozen=True):
         return prompt + spending.completions * output
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
-        """Return the body to send to a node of this kind, with `model` as the model's name.
+        """Return the body to send to a node of the kind `kind`, with `model` as the name of the model.
 
-        A helexa node receives the client's own bytes with at most two changes. The model's name is replaced if `model`
-        is another name. The output limit is added if it was reserved from a budget and the client states none.
+        A helexa node (kind `neuron`) receives the client's bytes with at most two changes. The model name is replaced
+        if it differs from `model`. The reserved output limit is added if the request has no output limit.
 
-        A third-party backend receives each field once and in one spelling, so that it cannot use another model or limit
-        than the gateway has checked. For a metered stream, the gateway also requests a usage chunk. A reserved output
-        limit is sent in one field only.
+        A third-party backend receives each field once and in one spelling. It therefore cannot use another model or
+        limit than the gateway has checked. A reserved output limit is sent in one field only. If the stream's tokens
+        are charged, the gateway also requests a usage chunk.
 
         Raises:
-            ApiError: 400: the body cannot be serialized again, or contains another spelling of `model`.
+            ApiError: 400: the body cannot be serialized again, or contains `model` in other letter case.
         """
         changes: dict[str, Any] = {}
         removed: set[str] = set()
@@ -149,10 +150,11 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
 
 def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
-    """Parse a request body and return the client request. Only the fields that the gateway needs are parsed.
+    """Parse the fields of a request body that the gateway needs, and return the parsed request.
 
     Raises:
-        ApiError: 400 if the body is not a JSON object, names no model, or has a number of the wrong type.
+        ApiError: 400 if the body is not a JSON object, names no model, or has an invalid value in a field that the
+            gateway reads.
     """
     try:
         if not body.isascii():
@@ -185,11 +187,11 @@ def _parse_error(body: bytes, error: Exception) -> ApiError:
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """Return all bytes of a request's body.
+    """Receive the whole body of a request, and return its bytes.
 
     Raises:
-        ApiError: 413 if the declared or received length is over `limit` bytes; 408 if the body arrives too slowly; 503
-            if the server's memory for bodies is used up.
+        ApiError: 413 if the declared or received length is over `limit` bytes. 408 if the client stops sending the
+            body. 503 if the server's memory for request bodies is used up.
         ClientGone: the client disconnected before the end of the body.
     """
     for name, value in headers:

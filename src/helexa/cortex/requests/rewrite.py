@@ -19,13 +19,14 @@ def rewrite(
 ) -> bytes:
     """Return the JSON object `body` with the fields in `changes` set and the fields in `drop` removed.
 
-    If `body` contains a name several times, the result contains the name once, with its last value. Spellings of the
-    names in `changes`, `drop` and `known` with other letter case are removed, because some servers (those with Go's
-    JSON decoder) read `MAX_TOKENS` as `max_tokens`.
+    If `body` contains a field several times, the result contains the field once, with its last value.
+
+    Some servers ignore letter case: Go's JSON decoder reads `MAX_TOKENS` as `max_tokens`. Fields whose names differ
+    only by letter case from a name in `changes`, `drop` or `known` are therefore removed.
 
     Raises:
-        ApiError: 400 if the body has a name that differs from a name in `rejected` only by letter case, or a name that
-            cannot be serialized again.
+        ApiError: 400 because `body` is not a JSON object, or because a field name differs only by letter case from a
+            name in `rejected`.
     """
     try:
         fields = _fields.decode(body)

@@ -1,4 +1,4 @@
-"""Access control of routes. Every route declares its access, so that no route is public by omission."""
+"""Access control of routes. Every route declares its required access, so no route is public by mistake."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,17 +13,23 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def public(endpoint: Endpoint) -> Endpoint:
-    """Return `endpoint` unchanged. Marks a route as public: all requests are allowed, without a key."""
+    """Return `endpoint` unchanged. This marks a route as public: requests need no key."""
     return endpoint
 
 
 def user(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` to require a valid key if `require_auth` is true, and to set `request.state.principal`."""
+    """Wrap `endpoint` to require a valid key, if the setting `require_auth` is true.
+
+    The wrapper sets `request.state.principal` to the account and key of the request, or to None for an anonymous one.
+    """
     return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` to require an admin's key if `require_auth` is true. Otherwise no key is required."""
+    """Wrap `endpoint` to require an admin's key, if the setting `require_auth` is true.
+
+    Otherwise no key is required.
+    """
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
         gatekeeper = gateway.gatekeeper
@@ -35,7 +41,7 @@ def viewer(endpoint: Endpoint) -> Endpoint:
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` to require an admin's key, even if `require_auth` is false."""
+    """Wrap `endpoint` to require an admin's key, even if the setting `require_auth` is false."""
     return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
 

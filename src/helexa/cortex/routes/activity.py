@@ -13,8 +13,8 @@ _TEXTS = ("account_id", "key_id", "model", "node")
 async def list_activity(request: Request) -> Response:
     """Return recent requests from the activity log, newest first.
 
-    Query parameters: `limit` (100, at most 1000), `before` (only rows with a smaller id), and the filters `account_id`,
-    `key_id`, `model`, `node` and `status`.
+    Query parameters: `limit` (default 100, maximum 1000), `before` (only rows with a smaller id), and the filters
+    `account_id`, `key_id`, `model`, `node` and `status`.
     """
     gateway: Gateway = request.app.state.gateway
     filters: dict[str, str | int | None] = {name: request.query_params.get(name) for name in _TEXTS}

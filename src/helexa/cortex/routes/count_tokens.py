@@ -1,4 +1,4 @@
-"""`POST /v1/messages/count_tokens`: an exact count if the model is loaded, else an estimate.
+"""`POST /v1/messages/count_tokens`: the exact token count if a node has the model loaded, else an estimate.
 
 The endpoint loads no model and charges nothing.
 """
@@ -26,7 +26,7 @@ TIMEOUT_SECS = 5.0
 
 
 async def count_message_tokens(request: Request) -> Response:
-    """Return the token count of a prompt, or an error in Anthropic's format."""
+    """Respond with the token count of the prompt in the request, or with an error in Anthropic's format."""
     name = request_id(request.scope["headers"])
     try:
         body, status, headers = await _count(request), 200, dict[str, str]()

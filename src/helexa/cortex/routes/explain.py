@@ -1,4 +1,4 @@
-"""`GET /api/explain?model=`: the routing decision for a model, without sending a request."""
+"""`GET /api/explain?model=`: shows how a request for a model would be routed, without sending one."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_explanation(request: Request) -> Response:
-    """Return the routing decision for one model id or alias."""
+    """Respond with the current routing or loading decision for the model id or alias in the query."""
     name = request.query_params.get("model", "")
     if not name:
         raise ApiError(

@@ -1,4 +1,4 @@
-"""The generation endpoints: authenticate, limit, route, forward, settle and record each request."""
+"""The generation endpoints. Each request is authenticated, limited, routed, forwarded, charged and recorded."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """ASGI endpoint of the generation routes whose requests nodes accept without translation."""
+    """ASGI endpoint of the generation routes with OpenAI's formats, which nodes accept without translation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every code path writes the request's record to metrics and logs exactly once."""
+        """Serve one request. On every code path, the request's record is written to metrics and logs exactly once."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"])
@@ -67,35 +67,35 @@ class Generation:
             await response.abort(failure)
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the object that sends the response to the client."""
+        """Return the `Reply` that sends the response to the client. Subclasses return one for their API's format."""
         return Reply(send)
 
     async def parse(
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Parse the body and return the request to forward."""
+        """Parse the request body, and return the request to forward to a node."""
         return await read_request(workers, path, headers, body)
 
 
 class Responses(Generation):
-    """Endpoint of `POST /v1/responses`, whose streams have their own error events."""
+    """Endpoint of `POST /v1/responses`. Streams of the Responses API have a special format for error events."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the object that sends the response, with the error events of the Responses API."""
+        """Return the `Reply` that sends the response, with error events in the format of the Responses API."""
         return ResponseReply(send)
 
 
 class Messages(Generation):
-    """Endpoint of `POST /v1/messages`: forwards a chat request and translates the completion into a message."""
+    """Endpoint of `POST /v1/messages`. Nodes receive a chat request, and their chat completion is translated back."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the object that translates the node's chat completion and sends the response."""
+        """Return the `Reply` that translates the node's chat completion to the Messages API and sends it."""
         return AnthropicReply(send, request_id)
 
     async def parse(
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Translate the body and return the chat request to forward."""
+        """Translate the request body, and return the chat request to forward to a node."""
         assert isinstance(response, AnthropicReply)
         response.translation, request = await read_message(workers, headers, body)
         return request

@@ -1,6 +1,7 @@
-"""`GET /health` and `GET /`: state of the fleet.
+"""Health endpoints.
 
-`GET /health/ready`: whether this gateway can serve requests now.
+`GET /health` and `GET /` return the state of the fleet. `GET /health/ready` returns whether this gateway can serve
+requests now.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:
-    """Return the state of the fleet.
+    """Respond with the state of the fleet.
 
     The HTTP status is 200 even if no node is healthy, because the gateway itself is alive.
     """
@@ -22,10 +23,10 @@ async def get_health(request: Request) -> Response:
 
 
 async def get_readiness(request: Request) -> Response:
-    """Return whether this gateway can serve requests now: status 200, or 503 if a component is not ready.
+    """Respond with status 200 if this gateway can serve requests now, else with status 503.
 
-    The components are the ledger, whose database must accept a write, and the nodes, of which at least one must be
-    healthy. The response does not contain error details, because the route is public; the log contains them.
+    The gateway is ready if the ledger's database accepts a write and at least one node is healthy. The response
+    contains no error details, because the route is public.
     """
     gateway: Gateway = request.app.state.gateway
     reasons: dict[str, str] = {}
@@ -42,12 +43,13 @@ async def get_readiness(request: Request) -> Response:
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:
-    """Return the state of the fleet.
+    """Return the state of the fleet as JSON: its status, the node counts, and the models that nodes cannot serve.
 
     The field `status` has one of these values:
+
     * `degraded`: no node is healthy.
-    * `impaired`: a healthy node has a model that it cannot serve.
-    * `ok`: otherwise.
+    * `impaired`: a healthy node reports a model that it cannot serve now.
+    * `ok`: none of the above.
     """
     healthy = [node for node in view.nodes if node.healthy]
     unservable = [entry for node in healthy for entry in _unservable(node)]

@@ -24,7 +24,7 @@ _MAX_BODY_BYTES = 256 << 10
 
 
 async def list_keys(request: Request) -> Response:
-    """Return all keys with their spent tokens and without their secrets. Keys from cortex.toml come first."""
+    """Respond with all keys and their spent tokens, without their secrets. Keys from cortex.toml come first."""
     gateway = _gateway(request)
     entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
     entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
@@ -32,7 +32,7 @@ async def list_keys(request: Request) -> Response:
 
 
 async def create_key(request: Request) -> Response:
-    """Create a key. Only this response contains the key's secret."""
+    """Create a key, and respond with it. Only this response contains the key's secret."""
     gateway = _gateway(request)
     new_key = NewKey.parse(await _body(request))
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
@@ -47,7 +47,7 @@ async def create_key(request: Request) -> Response:
 
 
 async def change_key(request: Request) -> Response:
-    """Change the terms of a key. The new terms apply from the next request on."""
+    """Change the terms of a key, such as its limits, and respond with the key. They apply from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await _body(request))
     reject_static(gateway.gatekeeper.static, key_id)
@@ -59,7 +59,7 @@ async def change_key(request: Request) -> Response:
 
 
 async def revoke_key(request: Request) -> Response:
-    """Revoke a key. Running requests continue."""
+    """Revoke a key, and respond with it. Running requests of the key continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     reject_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
@@ -68,7 +68,10 @@ async def revoke_key(request: Request) -> Response:
 
 
 def _route(path: str, **endpoints: Endpoint) -> Route:
-    """Return one route for all methods of a path, so that a 405 response lists all allowed methods."""
+    """Return one route for a path. `endpoints` maps each HTTP method to its endpoint.
+
+    With one route for all methods, a 405 response lists all of them.
+    """
 
     async def dispatch(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)

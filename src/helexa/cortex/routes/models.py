@@ -1,4 +1,7 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`, in Anthropic's format for clients that send `anthropic-version`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`.
+
+Clients that send the header `anthropic-version` get Anthropic's format, and other clients get OpenAI's format.
+"""
 
 import time
 
@@ -14,7 +17,7 @@ from helexa.http.json_response import JsonResponse
 
 
 async def list_models(request: Request) -> Response:
-    """Return all models and aliases that the principal may use."""
+    """Respond with all models and aliases that the key of the request may use."""
     entries = _entries(request)
     if VERSION_HEADER in request.headers:
         return JsonResponse(anthropic_page(entries, request.query_params))
@@ -22,7 +25,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """Return one model or alias."""
+    """Respond with one model or alias, or with 404 if it is unknown or the key may not use it."""
     name: str = request.path_params["model"]
     for entry in _entries(request):
         if entry["id"] == name:

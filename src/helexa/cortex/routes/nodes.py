@@ -1,4 +1,4 @@
-"""`/api/nodes`: the state of every node; cordon, uncordon and drain a node."""
+"""`/api/nodes`: endpoints that list, cordon, uncordon and drain nodes."""
 
 import asyncio
 from contextlib import suppress
@@ -16,13 +16,13 @@ MAX_WAIT_SECS = 600.0
 
 
 async def list_nodes(request: Request) -> Response:
-    """`GET /api/nodes`: return the state of every node."""
+    """Handle `GET /api/nodes`: respond with the state of every node."""
     fleet_view = _fleet(request).view()
     return JsonResponse({"nodes": [_entry(fleet_view, node) for node in fleet_view.nodes]})
 
 
 async def cordon_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/cordon`: send no new requests and loads to a node.
+    """Handle `POST /api/nodes/{name}/cordon`: from now on, send no requests and loads to the node.
 
     Running requests continue.
     """
@@ -30,15 +30,16 @@ async def cordon_node(request: Request) -> Response:
 
 
 async def uncordon_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/uncordon`: send requests and loads to a node again."""
+    """Handle `POST /api/nodes/{name}/uncordon`: send requests and loads to the node again."""
     return _cordon(request, False)
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/drain`: cordon a node and wait until this gateway has no request or load on the node.
+    """Handle `POST /api/nodes/{name}/drain`: cordon the node, and wait until its requests and loads have ended.
 
-    The response is sent after `wait_secs` (default and maximum 600) at the latest. The response's counts show whether
-    requests or loads still run on the node. The node stays cordoned even if they do.
+    Only requests and loads of this gateway are considered. The response is sent after `wait_secs` seconds at the latest
+    (query parameter, default and maximum 600). It contains the number of requests and loads that still run. The node
+    stays cordoned in any case.
     """
     wait_secs = _wait_secs(request)
     fleet, name = _fleet(request), _set_cordoned(request, True)

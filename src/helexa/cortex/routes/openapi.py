@@ -10,7 +10,7 @@ from helexa.cortex.api.openapi import document
 
 
 async def get_document(_request: Request) -> Response:
-    """Return the OpenAPI document."""
+    """Respond with the OpenAPI document as JSON."""
     return Response(_encoded(), media_type="application/json")
 
 

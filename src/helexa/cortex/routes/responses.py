@@ -1,6 +1,6 @@
 """Routes for stored responses of the Responses API, `/v1/responses/{id}`.
 
-Requests are forwarded to the node that stores the response. The prefix of the id names the node.
+Requests are forwarded to the node that stores the response. The node is found by the prefix of the response id.
 """
 
 from urllib.parse import urlencode
@@ -14,14 +14,17 @@ from helexa.cortex.gateway import Gateway
 
 
 async def stored_response(request: Request) -> Response:
-    """Handle `GET` and `DELETE /v1/responses/{id}`. Respond 404 if the response belongs to another principal."""
+    """Handle `GET` and `DELETE /v1/responses/{id}`: return or delete a stored response.
+
+    The node responds with 404 if the response belongs to another account or key.
+    """
     for name in request.query_params:
         raise unsupported_parameter(name)
     return await _forward(request)
 
 
 async def input_items(request: Request) -> Response:
-    """Handle `GET /v1/responses/{id}/input_items`."""
+    """Handle `GET /v1/responses/{id}/input_items`: return the input items of a stored response."""
     return await _forward(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
 
 

@@ -44,7 +44,7 @@ _fields = msgspec.json.Decoder(_Fields)
 
 
 async def ask_tokenizer(request: Request) -> Response:
-    """Handle `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
+    """Forward `POST /tokenize`, `/detokenize` or `/v1/responses/input_tokens` to a node that has the model loaded."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
@@ -75,7 +75,7 @@ def _read_large(body: bytes) -> _Fields:
 
 
 async def get_tokenizer_info(request: Request) -> Response:
-    """Handle `GET /tokenizer_info?model=`."""
+    """Forward `GET /tokenizer_info?model=` to a node that has the model loaded."""
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)
@@ -88,14 +88,14 @@ async def get_tokenizer_info(request: Request) -> Response:
 
 
 async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
-    """Return the node that handles a tokenizer request.
+    """Return the node to which a tokenizer request is forwarded.
 
     Args:
         gateway: the gateway.
-        principal: principal of the request.
-        name: a model id or an alias. None selects the only loaded model, because clients that were written for servers
-            with a single model omit the name.
-        previous: id of a stored response; the node that stores the response is preferred.
+        principal: account and key of the request, or None if anonymous.
+        name: a model id or an alias. None selects the only loaded model that the key may use, because clients for
+            single-model servers omit the name.
+        previous: id of a stored response, or None. The node that stores the response is preferred.
     """
     fleet_view = gateway.fleet.view()
     model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)

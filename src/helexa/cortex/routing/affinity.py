@@ -1,9 +1,9 @@
-"""Prefix-cache affinity: assigns requests with the same session or the same prompt beginning to the same node.
+"""Prefix-cache affinity: assigns requests with the same session or the same beginning of the prompt to the same node.
 
 Prompts with a common beginning are cheapest on the node that has this beginning in its prefix cache. The affinity key
-of a request identifies its session or the beginning of its prompt. Rendezvous hashing ranks the nodes for each key.
-Several gateways therefore rank nodes alike without communication. If a node is added or removed, only the keys of this
-node move.
+of a request identifies its session or the beginning of its prompt. Rendezvous hashing ranks the nodes for each affinity
+key. Several gateways therefore rank the nodes in the same order without communication. If a node is added or removed,
+only the affinity keys that rank this node first are assigned to another node.
 """
 
 import re
@@ -26,9 +26,9 @@ _NOTHING = msgspec.Raw()
 
 
 class _Beginning(msgspec.Struct):
-    """The request fields that determine the beginning of the prompt, in any API format.
+    """The request fields of all API formats that name the session or determine the beginning of the prompt.
 
-    The values are not validated.
+    Their values are not validated.
     """
 
     prompt_cache_key: Any = None
@@ -53,25 +53,26 @@ _messages = msgspec.json.Decoder(list[msgspec.Raw])
 def affinity_key(
     body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), account: str = "", min_bytes: int = 1024
 ) -> bytes | None:
-    """Return the affinity key of a request (`KEY_BYTES` bytes), or None if the request has no source for a key.
+    """Return the affinity key of a request (`KEY_BYTES` bytes), or None if the request has none of the sources below.
 
     The key is derived from the first of these sources that the request contains:
 
     1. The header `x-session-id`.
     2. The field `prompt_cache_key`.
     3. Anthropic's field `metadata.user_id`, in which agents send the id of their session.
-    4. The beginning of the prompt: tools, system prompt, and messages up to the first user message, extended to at
-       least `min_bytes`. Every later request of the conversation repeats this beginning. A shorter prompt has no key,
-       because the cache can save little. A plain `prompt` string may grow, so the key covers only its first 2 KiB (or
-       `min_bytes`, if larger).
+    4. The beginning of the prompt: the tools, the system prompt, the messages up to the first user message, and as many
+       later messages as are needed to reach `min_bytes`. Every later request of the conversation repeats this
+       beginning. A shorter prompt has no key, because the cache can save little. A plain `prompt` string may grow, so
+       the key covers only its first 2 KiB (or `min_bytes`, if larger).
 
-    OpenAI's `user` is not used, because conversations of one user have different beginnings.
+    OpenAI's field `user` is not used, because conversations of one user have different beginnings.
 
     Args:
-        body: a request in any API format. A malformed body has no key.
-        headers: names in lower case.
-        account: account of the request; it is part of the key, so that accounts never share keys.
-        min_bytes: minimum length in bytes of a prompt with a key.
+        body: a request body in any API format. A malformed body has no key.
+        headers: the request headers, with names in lower case.
+        account: account of the request. It is part of the key, so requests of different accounts never have the same
+            key.
+        min_bytes: minimum length in bytes of a prompt from which a key is derived.
     """
     for name, value in headers:
         if name == SESSION_HEADER and 0 < len(value) <= _MAX_SESSION_BYTES:
@@ -89,7 +90,7 @@ def affinity_key(
 
 
 def rank_nodes(names: Iterable[str], model: str, key: bytes) -> list[str]:
-    """Return the node names in order of preference for an affinity key (rendezvous hashing)."""
+    """Return the node names in the order of preference for a model and an affinity key (rendezvous hashing)."""
     suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
     return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + suffix, digest_size=8).digest())
 
@@ -124,9 +125,10 @@ def _digest(account: str, kind: bytes) -> blake2b:
 
 
 def _feed(digest: blake2b, data: bytes) -> int:
-    """Add one part of a prompt to the hash and return the part's size in bytes.
+    """Add one JSON value of the prompt, such as a message, to the hash, and return the value's size in bytes.
 
-    If a part is longer than 64 KiB, only its first and last 32 KiB are hashed.
+    `cache_control` members are removed first. Of a value longer than 64 KiB, only the first and the last 32 KiB are
+    hashed.
     """
     if b'"cache_control"' in data:
         data = _CACHE_MARK.sub(b"", data)

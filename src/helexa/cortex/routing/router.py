@@ -37,7 +37,7 @@ class Warm(msgspec.Struct, frozen=True):
         node: the node's name.
         url: base URL of the model's API.
         reason: value of the header `x-helexa-route`: short ASCII text that explains the choice.
-        kind: `neuron`, or `openai` for a third-party backend.
+        kind: kind of the node: `neuron`, or `openai` for a third-party server.
     """
 
     model: str
@@ -57,16 +57,17 @@ def route(
 ) -> Warm | None:
     """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
-    With an affinity key, nodes are considered in the key's order of preference. The first node whose load is at most
-    `affinity_load_factor` times the average load, plus one, is chosen. Without a key, the node with the lowest load is
-    chosen. Nodes that failed or were busy recently are chosen only if no other node has the model.
+    The load of a node is its number of requests for the model. With an affinity key, the nodes are tried in the key's
+    order of preference, and the first node with a low enough load is chosen. The load is low enough if it is at most
+    the average load times `affinity_load_factor`, plus one. Without a key, the node with the lowest load is chosen.
+    Nodes that failed or were busy recently are chosen only if no other node has the model.
 
     Args:
         view: state of the fleet.
         model: the model id.
-        key: affinity key from `affinity.affinity_key`, or None.
+        key: affinity key of the request from `affinity.affinity_key`, or None.
         settings: the routing section of the configuration.
-        choose: chooses one of several nodes with the same lowest load.
+        choose: chooses one of several nodes that have the same lowest number of requests.
         avoid: names of nodes that were already tried.
     """
     serving_nodes = candidates(view, model, avoid)
@@ -80,7 +81,11 @@ def route(
 
 
 def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list[Node]:
-    """Return the nodes that may get a request for `model` now."""
+    """Return the nodes that may get a request for `model` now, except the nodes named in `avoid`.
+
+    Such a node has the model loaded, is not cordoned, is not about to unload the model, and has no open circuit breaker
+    for it.
+    """
     return [
         node
         for node in view.nodes
@@ -101,9 +106,10 @@ def has_warm(node: Node, model: str) -> bool:
 
 
 def breaker_error(view: FleetView, model: str) -> ApiError | None:
-    """Return the error response if every node that has the model loaded has an open circuit breaker, else None.
+    """Return a 503 error if a node has the model loaded but gets no requests because of an open circuit breaker.
 
-    In this case the gateway does not load the model on another node, because a load costs more than waiting for the
+    Return None if there is no such node. The caller uses this function if `route` has found no node. With an open
+    breaker, the gateway does not load the model on another node, because a load takes longer than waiting for the
     breaker's next probe request.
     """
     if any((node.name, model) in view.open and has_warm(node, model) and not node.cordoned for node in view.nodes):
@@ -114,11 +120,12 @@ def breaker_error(view: FleetView, model: str) -> ApiError | None:
 def may_retry(outcomes: Sequence[Outcome]) -> bool:
     """Return whether the request may be sent to another node after the failed attempts `outcomes`.
 
-    The answer depends on how the attempts failed:
+    The result depends on how the last attempt failed:
 
-    * `unreached`, `busy`: yes, because the node has not processed the request.
-    * `broken`: once, because the request may have crashed the node; a third node never gets the request.
-    * `silent`: no, because the node may still be working on the request.
+    * `unreached`, `busy`: True, because the node has not processed the request.
+    * `broken`: True after the first such failure, False after the second. The request may crash nodes, so it must not
+      reach a third node.
+    * `silent`: False, because the node may still be working on the request.
     """
     last_outcome = outcomes[-1]
     return last_outcome in ("unreached", "busy") or (last_outcome == "broken" and outcomes.count("broken") == 1)

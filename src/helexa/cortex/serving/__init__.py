@@ -1,1 +1,1 @@
-"""The stages of a request: authorization, limits, budget, forwarding, settlement."""
+"""Serves a parsed request: authorization, rate limits, budget reservation, forwarding and charging."""

@@ -1,11 +1,14 @@
-"""Reserves tokens of a key's budget for a request: the largest number of tokens that a node can use for the request.
+"""Reserves tokens of a key's budget before a request is forwarded.
 
-The number is determined in up to three steps:
+The reserved number is an upper bound of the tokens that a node can use for the request. It is determined in up to three
+steps:
 
-1. A first upper bound needs no tokenizer: the bytes of the body, the tokens of images, and the output limit.
-2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens for a second bound.
-3. If the budget is smaller than the second bound too, and the request has no output limit, the output limit is reduced
-   to the remaining budget.
+1. The first upper bound is computed without a tokenizer, from the bytes of the body, the tokens of images, and the
+   output limit.
+2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens. This gives a smaller
+   second bound.
+3. If the budget is smaller than the second bound too, and the request has no output limit, the gateway sets an output
+   limit that the remaining budget allows.
 """
 
 from msgspec.structs import replace
@@ -20,14 +23,14 @@ from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.usage.media_tokens import media_tokens
 
 DEFAULT_OUTPUT = 8192
-"""Output limit for requests without an output limit whose key has a cap.
+"""Output limit that the gateway sets for requests without an output limit, if their key has a cap.
 
-Without a limit, a response could use the remaining context, and so much budget would have to be reserved that other
-requests of the key would be rejected.
+Without this limit, a response could fill the context. The gateway would have to reserve so many tokens that it would
+reject other requests of the key.
 """
 THIRD_PARTY_OUTPUT = 4096
 LEAST_OUTPUT = 256
-"""Smallest output limit: a budget that allows fewer output tokens rejects the request."""
+"""Smallest output limit that the gateway sets. If the budget allows fewer output tokens, the request is rejected."""
 
 _COUNT_MARGIN = 64  # the node's count lacks thinking markers, which a chat template may add
 _LEAST_BYTES_PER_TOKEN = 3  # below most texts' value, so that prompt and default output fit the context
@@ -42,15 +45,15 @@ async def reserve_budget(
     request: ClientRequest,
     limit: Limit | None,
 ) -> tuple[Reservation, ClientRequest]:
-    """Reserve the tokens that `request` can use from the key's budget.
+    """Reserve the tokens that `request` can use, from the budget of its key.
 
-    For a key without a cap, an estimate is reserved, and no output limit is enforced.
+    If the key has no cap, an estimate is reserved, and no output limit is enforced.
 
     Returns:
         The reservation, and the request with the enforced output limit.
 
     Raises:
-        ApiError: 429 if the budget does not suffice, 503 if the ledger is not available.
+        ApiError: 429 if the remaining budget is too small. 503 if the ledger is not available.
     """
     ledger = gateway.ledger
     if principal.hard_cap is None:
@@ -93,8 +96,9 @@ async def reserve_budget(
 def default_output(view: FleetView, model: str, request: ClientRequest, context: int | None) -> int:
     """Return the output limit to enforce for a request that states no output limit.
 
-    Third-party backends reject a request if prompt and output limit together exceed the context. For such a backend,
-    the limit leaves room for the prompt. Helexa's own nodes lower the limit themselves.
+    Third-party backends reject a request if its prompt and its output limit together exceed the context length. For
+    such a backend, the estimated prompt tokens are subtracted from the context. Helexa's own nodes lower the limit
+    themselves.
     """
     if not any(model in node.models and node.kind != "neuron" for node in view.nodes):
         return DEFAULT_OUTPUT

@@ -1,4 +1,4 @@
-"""Serves a parsed request: authorization, limits, budget, and forwarding to a node."""
+"""Serves a parsed request: checks key, limits and budget, forwards the request to a node, and charges it."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits for its model to load. Requests with a key have a higher priority."""
+    """A request that waits for its model to load. Requests with a key have a higher priority than anonymous ones."""
 
     priority: int
     enqueued: float = field(default_factory=time.monotonic)
@@ -36,17 +36,17 @@ class Waiter:
 async def serve(
     gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, admission: Pass
 ) -> None:
-    """Check, route, forward and charge one request.
+    """Check a request, forward it to a node, forward the response, and charge the request to its key.
 
     Args:
         gateway: the gateway.
         request: the parsed request.
         response: the response to the client.
         record: the request record.
-        admission: the request's admission by its key's rate limits, granted before the body was read.
+        admission: tracks the request in the rate limits of its key. It was created before the body was read.
 
-    Raises:
-        ApiError: the request was rejected or failed; the caller ends the reply with this error.
+        Raises:
+            ApiError: the request was rejected or failed. The caller must end the response with this error.
     """
     record.name, record.prompt_estimate = request.model, request.prompt_estimate
     model, fleet_view = gateway.catalogue.resolve(request.model), gateway.fleet.view()
@@ -90,7 +90,7 @@ def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node. After a failure, try other nodes while `may_retry` allows it."""
+    """Forward the request to a node. After a failure, retry on other nodes as long as `may_retry` allows it."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
@@ -124,7 +124,12 @@ async def _forward(
 
 
 async def _affinity_key(gateway: Gateway, request: ClientRequest, record: RequestRecord) -> bytes | None:
-    """Return the request's affinity key, or None if affinity is disabled or there are fewer than two nodes."""
+    """Return the request's affinity key: a hash of its session or of the beginning of its prompt.
+
+    The router sends requests with the same affinity key to the same node.
+
+    The result is None if affinity is disabled or there are fewer than two nodes.
+    """
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None
@@ -137,7 +142,7 @@ async def _affinity_key(gateway: Gateway, request: ClientRequest, record: Reques
 async def _wait_for_model(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord
 ) -> Warm:
-    """Wait for the model to load, and return the node that serves the model."""
+    """Load the model, wait until it is loaded, and return the node that serves it."""
     load_failure = breaker_error(gateway.fleet.view(), model)
     if load_failure is not None:
         raise load_failure
@@ -150,9 +155,9 @@ async def _wait_for_model(
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the token limits with the largest context that any node reports for the model, or None.
+    """Return the model's token limits from the node that reports the largest context length, or None.
 
-    A prompt that exceeds this context fits on no node.
+    A prompt that exceeds this context length cannot be served by any node.
     """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

@@ -1,4 +1,4 @@
-"""Charges a request, before the end of its response is sent to the client."""
+"""Charges a request's tokens to its key, before the end of the response is sent to the client."""
 
 import asyncio
 import logging
@@ -18,19 +18,18 @@ log = logging.getLogger(__name__)
 
 
 class Settlement:
-    """Context manager that charges one request, and ends its budget reservation on every code path.
+    """Context manager that charges one request to its key, and releases its budget reservation on every code path.
 
     The charge depends on how the request ended:
 
-    * A complete response is charged by the usage in the response.
-    * An incomplete response, or a response whose client disconnected, is charged by the usage that the node reports
-      on request. If the node reports no usage, prompt and output are estimated, and the ledger entry is marked as
-      estimated.
-    * A request that timed out is charged by the usage that the node reports. If the node reports no usage, the
-      request is free.
-    * A request that was rejected or got no response from a node is free.
+    * For a complete response, the token counts in the response are charged.
+    * If the response is incomplete, or the client disconnected, the gateway requests the token counts from the node and
+      charges them. If the node reports none, the gateway charges an estimate and marks the ledger entry as estimated.
+    * If the node timed out, the gateway requests the token counts from the node and charges them. If the node reports
+      none, the request is free.
+    * If the request was rejected or got no response from a node, it is free.
 
-    A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
+    A key with a cap is never charged more tokens than were reserved, even if a node reports more.
     """
 
     def __init__(
@@ -42,9 +41,9 @@ class Settlement:
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage that the response contains.
+        """Charge the token counts that the response contains.
 
-        If the response contains no usage, or the request is already charged, nothing happens.
+        If the response contains no token counts, or the request is already charged, this method does nothing.
         """
         record = self._record
         if record.usage is None and record.meter is not None:

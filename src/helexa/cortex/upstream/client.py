@@ -32,8 +32,9 @@ class Upstream:
         max_idle: maximum number of idle connections over all origins.
 
     Attributes:
-        idle_timeout_secs: longest time without data within a response, or before the response if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
+        idle_timeout_secs: longest time without data during a response body, and before it if the node is down.
+        answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
+            limit.
     """
 
     def __init__(
@@ -61,23 +62,23 @@ class Upstream:
     ) -> UpstreamResponse:
         """Send a request, wait for the head of its response, and return the response.
 
-        A server may close an idle connection at the moment of the next request. The request is then sent again over a
-        new connection only if a repetition is harmless: it is a GET, or `repeatable`. Any other request fails, because
-        the server may have read it before the connection ended.
+        A server may close an idle connection while the next request is being sent. A GET request, or a request with
+        `repeatable`, is then sent again over a new connection. Any other request fails, because the server may have
+        read it before the connection ended.
 
         Args:
             method: HTTP method.
             base: the node's base URL.
             path: path and query below the base URL.
-            headers: all headers except `host` and `content-length`; free of line breaks.
+            headers: all headers except `host` and `content-length`. They must not contain line breaks.
             body: body of the request.
-            is_alive: returns whether the node answers its polls; called if this connection receives no data.
+            is_alive: function that returns whether the node is up. It is called if the connection receives no data.
             interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
             repeatable: True if the request may be sent twice.
 
         Raises:
             NotReached: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
-            LocalError: the gateway is out of descriptors, ports or memory.
+            LocalError: the gateway is out of file descriptors, ports or memory.
             BrokenOff: the connection ended before the response began.
             Silent: no data arrived within a timeout.
         """
@@ -104,7 +105,10 @@ class Upstream:
         self._idle_count = 0
 
     def put_back(self, connection: Connection) -> None:
-        """Return a connection to the pool. If too many connections are idle, close the oldest one."""
+        """Put an idle connection back into the pool.
+
+        If the pool has too many idle connections, close the oldest one.
+        """
         idle_connections = self._idle.setdefault(connection.origin, deque())
         idle_connections.append(connection)
         self._idle_count += 1
@@ -114,7 +118,7 @@ class Upstream:
             self._pop_oldest(next(iter(self._idle))).abort()
 
     def remove(self, connection: Connection) -> None:
-        """Remove an idle connection that has ended."""
+        """Remove an idle connection from the pool because the server closed it."""
         idle_connections = self._idle.get(connection.origin)
         if idle_connections is not None and connection in idle_connections:
             idle_connections.remove(connection)

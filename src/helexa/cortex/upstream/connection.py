@@ -21,11 +21,12 @@ _RECHECK_SECS = 1.0
 
 
 class Pool(Protocol):
-    """The part of the connection pool's interface that a connection uses.
+    """Interface of the connection pool, as far as a connection uses it.
 
     Attributes:
-        idle_timeout_secs: longest time without data within a response, or before the response if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
+        idle_timeout_secs: longest time without data during a response body, and before it if the node is down.
+        answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
+            limit.
     """
 
     idle_timeout_secs: float
@@ -36,12 +37,12 @@ class Pool(Protocol):
         ...
 
     def remove(self, connection: "Connection") -> None:
-        """Remove a connection from the pool because it ended without a running request."""
+        """Remove an idle connection from the pool because the server closed it."""
         ...
 
 
 class UpstreamResponse:
-    """An HTTP response. Status and headers are available at once; the body is read chunk by chunk.
+    """An HTTP response with received status and headers. The body is read chunk by chunk.
 
     Attributes:
         status: HTTP status.
@@ -59,7 +60,7 @@ class UpstreamResponse:
         return self._connection.complete
 
     def chunk(self) -> Coroutine[Any, Any, bytes]:
-        """Return the next bytes of the body; empty at the end.
+        """Return the next bytes of the body, or empty bytes at its end.
 
         Raises:
             BrokenOff: the connection ended before the end of the body.
@@ -76,13 +77,13 @@ class UpstreamResponse:
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a node. It carries one request at a time.
+    """An HTTP/1.1 connection to a node. It is used for one request at a time.
 
     Attributes:
-        origin: the server.
-        last_received_at: time of the last received bytes (the event loop's clock).
+        origin: scheme, host and port of the node.
+        last_received_at: time when bytes last arrived, of the event loop's clock.
         response_began: True if bytes arrived since the current request was sent.
-        status, headers: status and headers of the response.
+        status, headers: status and headers of the current response.
     """
 
     def __init__(self, pool: Pool, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
@@ -131,8 +132,8 @@ class Connection(asyncio.Protocol):
         Args:
             head: request line and headers, without the empty line that ends them.
             body: the request's body.
-            is_alive: returns whether the node answers its polls.
-            interim: ask the node for `102 Processing` responses until its response begins.
+            is_alive: function that returns whether the node is up. It is called if no data arrives.
+            interim: True to ask the node for `102 Processing` responses until its response begins.
 
         Raises:
             BrokenOff: the connection ended before the response.
@@ -168,7 +169,7 @@ class Connection(asyncio.Protocol):
         return UpstreamResponse(self)
 
     async def body(self) -> bytes:
-        """Return the next bytes of the response's body; empty at the end.
+        """Return the next bytes of the response's body, or empty bytes at its end.
 
         Raises:
             BrokenOff: the connection ended before the end of the body.
@@ -186,7 +187,7 @@ class Connection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
-        """Return the connection to the pool if it can carry another request, else close it."""
+        """Put the connection back into the pool if it can be used for another request, else close it."""
         self._awaiting_response = False
         is_open = self._transport is not None and not self._transport.is_closing() and self._failure is None
         if self._complete and self._keep_alive and is_open and not self._chunks:
@@ -203,7 +204,10 @@ class Connection(asyncio.Protocol):
     async def _wait_for_event(self) -> None:
         """Wait until bytes of the response arrive or the response ends.
 
-        If the response failed, raise its error. Callers must read all buffered bytes before they call this method.
+        Callers must first read all buffered bytes. The timer runs from the first call on.
+
+        Raises:
+            UpstreamError: the response has already failed.
         """
         if self._failure is not None:
             raise self._failure
@@ -216,10 +220,10 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _check_silence(self) -> None:
-        """Fail the request if a timeout expired, else restart the timer.
+        """Fail the request if a timeout expired, else restart the timer. Called when the timer expires.
 
-        A connection has a single timer, which is compared with `last_received_at`, instead of one timer per read. The
-        timer stops when the connection has no request.
+        A connection has a single timer instead of one per read. When the timer expires, `last_received_at` shows
+        whether data arrived in the meantime. The timer is not restarted if the connection has no request.
         """
         self._timer = None
         if not self._awaiting_response:
@@ -257,7 +261,7 @@ class Connection(asyncio.Protocol):
     # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport of the new connection."""
+        """Store the transport of the new connection, and enable TCP keep-alive."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same methods
         enable_tcp_keep_alive(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("sockname")[:2]
@@ -265,7 +269,10 @@ class Connection(asyncio.Protocol):
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the response. Bytes that arrive without a request fail the connection."""
+        """Parse received bytes of the response.
+
+        The connection fails if bytes arrive although no response is expected.
+        """
         self.last_received_at = self._loop.time()
         self.response_began = True
         if not self._awaiting_response or self._complete:  # no response is expected
@@ -287,7 +294,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection.
 
-        A response without a stated length is now complete. Any other response that is still being received has failed.
+        A response without `content-length` and `transfer-encoding` is now complete. Any other unfinished response
+        fails.
         """
         if not self._awaiting_response:
             self._pool.remove(self)
@@ -307,14 +315,14 @@ class Connection(asyncio.Protocol):
             raise ValueError("bytes after the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store one header."""
+        """Store one response header. Fail if the headers are too long."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADER_BYTES:
             raise ValueError("too many headers")
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Store the status, and determine how the body ends."""
+        """Store the status of the response, and determine how the end of its body is marked."""
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             names = {name for name, _ in self.headers}
@@ -323,13 +331,13 @@ class Connection(asyncio.Protocol):
             self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
-        """Buffer a part of the body."""
+        """Buffer received bytes of the response body."""
         self._body_began = True
         self._chunks.append(body)
         self._buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """End the response, unless it is an interim response."""
+        """Mark the response as complete. After an interim (1xx) response, wait for the final response instead."""
         if self.status < 200:  # the final response follows
             self.headers = []
             self._header_bytes = 0

@@ -2,7 +2,7 @@
 
 
 class UpstreamError(Exception):
-    """Base class of errors of requests to a node: no response arrived, or the response is incomplete."""
+    """Base class of errors of requests to a node. No response arrived, or the response is incomplete."""
 
 
 class NotReached(UpstreamError):
@@ -10,11 +10,11 @@ class NotReached(UpstreamError):
 
 
 class LocalError(UpstreamError):
-    """The gateway is out of descriptors, ports or memory, so it could not connect."""
+    """The gateway could not connect to the node, because it is out of file descriptors, ports or memory."""
 
 
 class BrokenOff(UpstreamError):
-    """The connection ended during a request, or the node's bytes are not HTTP."""
+    """The connection ended before the response was complete, or the node sent invalid HTTP."""
 
 
 class Silent(UpstreamError):

@@ -1,1 +1,1 @@
-"""Token counts: the package reads token limits from requests and token usage from responses."""
+"""Token counts: reads the token limits of requests and the token usage of responses."""

@@ -1,10 +1,10 @@
-"""Upper bound of the tokens of images and other files in a prompt, computed by one scan of the request body."""
+"""Computes an upper bound of the tokens of images and other files in a prompt, by one scan of the request body."""
 
 import re
 from collections.abc import Callable
 
 IMAGE_TOKENS = 4096
-"""Tokens of one image in a prompt, regardless of the length of its URL."""
+"""Maximum number of tokens of one image or other file in a prompt."""
 
 _LONG_BODY_BYTES = 16 << 10
 _SEARCHED_QUOTES = 64
@@ -18,9 +18,10 @@ def media_tokens(body: bytes) -> int:
 
 
 def _media_parts(body: bytes) -> int:
-    """Return an upper bound of the number of images and other files in a prompt.
+    """Return an upper bound of the number of images and other files in a request body.
 
-    Some servers recognize a file by the type of its content part, others by the name of the part's member.
+    Some servers recognize a file by the `type` of its content part, other servers by the name of a member of the
+    content part. The result is the larger of both counts.
     """
     matches = _find_all(_MEDIA_OR_ESCAPE, body)
     media_members = [name for name in matches if name]
@@ -31,9 +32,9 @@ def _media_parts(body: bytes) -> int:
 
 
 def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
-    """Return the result of `pattern.findall(body)`, but compute it faster for long bodies.
+    """Return the result of `pattern.findall(body)`, which this function computes faster for long bodies.
 
-    Each match begins with a quotation mark, and `bytes.find` finds the next quotation mark faster than the pattern.
+    Each match begins with a quotation mark. `bytes.find` finds the next quotation mark faster than the pattern does.
     """
     matches: list[bytes] = []
     end = 0
@@ -49,16 +50,19 @@ def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
 
 
 def _escapable(name: str) -> str:
-    """Return a regular expression for `name` in a JSON string, in which any letter may be escaped."""
+    """Return a regular expression that matches `name` in a JSON string, also with letters written as `\\u00XX`."""
     return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
 
 
 def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") -> re.Pattern[bytes]:
-    """Return a pattern for a content part's type, or for a member's name as the group of the match.
+    """Return a pattern that finds images and other files in a request body.
+
+    A match is either the type of a content part, such as `"type": "image_url"`, or the name of a member, such as
+    `"image_url":`. Group 1 of the match is empty for a type, and contains the member's name and colon for a member.
 
     Args:
-        name_pattern: function that returns the pattern of a name.
-        alternative: pattern to append after a member's name, such as `|...`.
+        name_pattern: function that returns the regular expression for a name.
+        alternative: another alternative for group 1, beginning with `|`.
     """
     types, members = ("|".join(map(name_pattern, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
     initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly

@@ -1,4 +1,4 @@
-"""Measures usage and timing of a response while its bytes are passed on to the client."""
+"""Measures the token usage and the timing of a response while the gateway forwards its bytes to the client."""
 
 import json
 import re
@@ -27,7 +27,13 @@ _decoder = json.JSONDecoder()
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one response; `prompt` includes `cached`."""
+    """Token counts of one response.
+
+    Attributes:
+        prompt: number of prompt tokens, including `cached`.
+        completion: number of completion tokens.
+        cached: number of prompt tokens that the node read from its prefix cache.
+    """
 
     prompt: int = 0
     completion: int = 0
@@ -35,14 +41,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Measures one response while its bytes are passed on.
+    """Measures one response while the gateway forwards its bytes to the client.
 
-    The meter keeps only the last bytes of the response, and parses them once, at the end.
+    The meter stores only the last bytes of the response. It parses them once, at the end of the response.
 
     Attributes:
-        first_at: when the first content arrived (`time.perf_counter`), None before.
-        last_at: when the latest bytes arrived (`time.perf_counter`), None before.
-        produced: number of events with content so far.
+        first_at: when the first generated content arrived (`time.perf_counter`); None if none has arrived.
+        last_at: when the latest bytes arrived (`time.perf_counter`); None if none have arrived.
+        produced: number of stream events with content so far.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -55,7 +61,7 @@ class Meter:
         self._tail = bytearray()
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Process the next bytes, received at `now`."""
+        """Process the next bytes of the response, which arrived at `now` (`time.perf_counter`)."""
         if self._streamed:
             events = chunk.count(b"data:")
             if self.first_at is not None:
@@ -72,28 +78,28 @@ class Meter:
             del self._tail[:-TAIL_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Return whether the last `last` bytes of a stream contain the event that ends the stream."""
+        """Return whether the last `last` bytes of a stream contain the end of the final event (`data: [DONE]`)."""
         stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _MAX_END_BYTES)
         if not self._streamed or stream_tail.find(_END_MARK, search_start) < 0:
             return False
         return _END.search(stream_tail, search_start) is not None
 
     def failed(self) -> bool:
-        """Return whether the last events of a stream contain an error."""
+        """Return whether the last events of a stream include an error event."""
         return self._streamed and _FAILURE.search(self._tail) is not None
 
     def estimated_tokens(self) -> int:
         """Return the estimated number of output tokens of a response that contains no usage.
 
-        The estimate is a quarter of the content's bytes, and at least one token per event with content.
+        The estimate is one token per four bytes of content, but at least one token per event with content.
         """
         content = self._bytes if self._streamed else self._bytes - _ENVELOPE_BYTES
         return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
-        """Return the last usage object in the last bytes of the response, or None if there is none.
+        """Return the token counts of the last `usage` object in the response, or None if there is none.
 
-        Generated text cannot match, because the quotes around `usage` would be escaped inside a JSON string.
+        Generated text cannot be mistaken for it, because quotes around `usage` are escaped inside a JSON string.
         """
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
@@ -108,9 +114,10 @@ class Meter:
 
 
 def usage_of(value: Any) -> Usage | None:
-    """Return the token counts of a usage object, or None if `value` is not a usage object.
+    """Return the token counts of a parsed `usage` object, or None if `value` is not a usage object.
 
-    Chat and completions use prompt and completion counts, Responses and images use input and output counts.
+    The chat and completions APIs have `prompt_tokens` and `completion_tokens`. The Responses and images APIs have
+    `input_tokens` and `output_tokens`.
     """
     if not isinstance(value, dict) or _NUMBERS.isdisjoint(map(type, map(value.get, _COUNTS))):
         return None

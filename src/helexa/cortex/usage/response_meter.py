@@ -1,4 +1,4 @@
-"""Measures usage and timing of a response of `/v1/responses`, or of its event stream."""
+"""Measures the token usage and the timing of a response of `/v1/responses`, streamed or not."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ _MAX_BLANK_BYTES = 3
 
 
 class _Response(msgspec.Struct):
-    """The fields of a response that the meter reads."""
+    """The fields that the meter reads from a response object."""
 
     usage: Any = None
 
@@ -33,11 +33,11 @@ _last_event = msgspec.json.Decoder(_LastEvent)
 
 
 class ResponseMeter(Meter):
-    """Measures one response of `/v1/responses` while its bytes are passed on.
+    """Measures one response of `/v1/responses` while the gateway forwards its bytes to the client.
 
-    A response repeats tools, schemas and instructions of its request, which could look like events or usage. The meter
-    therefore recognizes whole events by their names, and reads the usage only from the last event or from a complete
-    response. A response or event longer than `MAX_BUFFERED_BYTES` is not read.
+    A response repeats the tools, schemas and instructions of its request, which could look like events or usage. The
+    meter therefore recognizes whole events by their names. It reads the usage only from the last event of a stream, or
+    from a complete response. It ignores a response or event that is longer than `MAX_BUFFERED_BYTES`.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -48,7 +48,7 @@ class ResponseMeter(Meter):
         self._usage: Usage | None = None
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Process the next bytes, received at `now`."""
+        """Process the next bytes of the response, which arrived at `now` (`time.perf_counter`)."""
         self.last_at = now
         buffered = self._tail
         if not self._streamed:
@@ -70,15 +70,15 @@ class ResponseMeter(Meter):
             del buffered[:-_MAX_BLANK_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Return whether the last event of a stream has arrived completely."""
+        """Return whether the final event of a stream, such as `response.completed`, has arrived completely."""
         return self._ended
 
     def failed(self) -> bool:
-        """Return whether the stream contains an error event."""
+        """Return whether the stream so far contains an `error` or `response.failed` event."""
         return self._failed
 
     def usage(self) -> Usage | None:
-        """Return the response's usage, or None before the end and for a response without usage."""
+        """Return the token counts of the response, or None if the response is incomplete or contains no usage."""
         if not self._streamed and not self._too_long and self._usage is None:
             self._usage = _decode_usage(_response, self._tail)
         return self._usage

@@ -1,13 +1,15 @@
-"""Upper bound of the number of tokens that a request can use.
+"""Computes an upper bound of the number of tokens that a request can use.
 
-For each API, one function reads the fields that the API honors.
+For each API, one function reads the request fields that limit the tokens in this API.
 
-`TokenLimit.most_tokens` is reserved from the key's budget before the request is forwarded. The bound holds because:
+The gateway reserves the bound, `TokenLimit.most_tokens`, from the key's budget before it forwards the request. A
+request cannot use more tokens, because:
 
 * Prompt: a token has at least one byte of text, and the JSON around a message is longer than the text that a chat
   template adds to the message. `PROMPT_OVERHEAD` covers the text that a template adds once per conversation. Images and
   other files can have more tokens than their URL has bytes; `media_tokens.media_tokens` bounds their tokens.
-* Output: the reserved limit is also the forwarded limit (`ClientRequest.body_for`), so the node enforces it.
+* Output: the gateway forwards the request with the output limit that it has reserved (`ClientRequest.body_for`), so the
+  node enforces this limit.
 """
 
 import re
@@ -63,16 +65,16 @@ class Fields(msgspec.Struct):
 
 
 class TokenLimit(msgspec.Struct, frozen=True):
-    """The settings of a request that bound its tokens.
+    """The values in a request that limit how many tokens the request can use.
 
     Attributes:
-        prompt: upper bound of the tokens of all prompts that the body contains, without images and other files.
-        prompts: number of prompts.
-        completions: number of completions of all prompts together; 0 if nothing is generated.
-        output: maximum tokens of each completion; None if the body states no limit.
-        limit_field: the field that limits the output in this API, or None.
-        multipliers: the fields of this API that request several completions.
-        continues: True if the prompt also contains a stored conversation.
+        prompt: upper bound of the tokens of all prompts in the request body, without images and other files.
+        prompts: number of prompts in the request body.
+        completions: number of completions of all prompts together; 0 if the API generates nothing.
+        output: maximum number of tokens of each completion; None if the request sets no limit.
+        limit_field: the request field that limits the output in this API; None if the API has no such field.
+        multipliers: the request fields with which this API produces several completions.
+        continues: True if the prompt also includes a conversation that is stored on a node.
     """
 
     prompt: int
@@ -84,16 +86,20 @@ class TokenLimit(msgspec.Struct, frozen=True):
     continues: bool = False
 
     def fills(self, context: int | None) -> bool:
-        """Return whether the prompt fills `context`, so that more prompt tokens do not raise `most_tokens`."""
+        """Return whether the prompt bound is so large that `most_tokens` depends only on `context`.
+
+        More prompt tokens, such as those of images, then do not change the result of `most_tokens`.
+        """
         limited = self.limit_field is not None or not self.completions
         return context is not None and limited and self.prompt >= self.prompts * context
 
     def most_tokens(self, output: int, context: int | None) -> int:
-        """Return the maximum number of tokens of prompts and completions.
+        """Return the maximum number of tokens of all prompts and completions together.
 
         Args:
-            output: maximum tokens of each completion.
-            context: maximum tokens of a prompt and one completion together; None if unknown.
+            output: maximum number of tokens of each completion.
+            context: the model's context length: maximum number of tokens of a prompt and one completion together. None
+                if unknown.
         """
         prompt = self.prompt
         if self.continues:
@@ -107,10 +113,10 @@ class TokenLimit(msgspec.Struct, frozen=True):
 
 
 def read_token_limit(path: str, fields: Fields, body: bytes) -> TokenLimit:
-    """Return the settings that bound the tokens of a request to `path`.
+    """Return the values that limit the tokens of a request to the API `path`.
 
     Raises:
-        ApiError: 400 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
+        ApiError: 400 `invalid_request_body` if such a value in the request has the wrong type or is out of range.
     """
     return _READERS.get(path, _without_output)(fields, len(body) + PROMPT_OVERHEAD)
 
@@ -160,11 +166,11 @@ _READERS: dict[str, Callable[[Fields, int], TokenLimit]] = {
 
 
 def _chat_limit(fields: Fields, minimum: int = 1) -> int | None:
-    """Return the output limit as nodes read it: `max_completion_tokens` overrides `max_tokens`.
+    """Return the output limit of a request; None if it sets none. `max_completion_tokens` overrides `max_tokens`.
 
     Args:
-        fields: the fields of the body.
-        minimum: minimum value of `max_tokens`.
+        fields: the fields of the request body.
+        minimum: the smallest allowed value of `max_tokens`.
     """
     legacy_limit = _number("max_tokens", fields.max_tokens, minimum=minimum)
     return _number("max_completion_tokens", fields.max_completion_tokens) or legacy_limit
@@ -185,7 +191,11 @@ def _number(name: str, value: Any, maximum: int | None = None, minimum: int = 1)
 
 
 def _text_count(value: msgspec.Raw) -> int:
-    """Return the number of prompts or texts in `prompt` or `input`: a string, token ids, or a list of either."""
+    """Return the number of texts in the JSON value of a `prompt` or `input` field.
+
+    A string or a list of token ids is one text. A list of strings or of token id lists contains several texts. For very
+    long lists, the result is an upper bound.
+    """
     text = memoryview(value)
     if _LIST_OF_TEXTS.match(text) is None:
         return 1

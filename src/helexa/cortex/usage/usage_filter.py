@@ -1,4 +1,4 @@
-"""Removes the usage chunk from a stream whose client did not request it."""
+"""Removes the event with the token usage from a stream if the client did not request usage."""
 
 import re
 
@@ -14,11 +14,11 @@ _DONE_EVENT = re.compile(rb"data: ?\[")
 
 
 class UsageFilter:
-    """Passes a chat or completion stream on without events that have `usage` and empty `choices`.
+    """Removes usage events from a chat or completion stream: events with `usage` and empty `choices`.
 
     The gateway requests usage from every node. A client that did not request usage may read `choices[0]` of every
-    chunk, as OpenAI's own examples do. If an event is split across reads, its beginning is buffered until the event is
-    complete or longer than `MAX_BUFFERED_BYTES`. `[DONE]` is never buffered.
+    event, as OpenAI's own examples do, and would fail at a usage event. An incomplete event is buffered until it is
+    complete or longer than `MAX_BUFFERED_BYTES`. The final `[DONE]` is never buffered.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class UsageFilter:
         self._event_begun = False  # True if the beginning of the current event was already passed on
 
     def feed(self, chunk: bytes) -> bytes:
-        """Process the next bytes and return the bytes to pass on."""
+        """Process the next bytes of the stream, and return the bytes to forward to the client now."""
         if not self._buffer and chunk.find(_USAGE) < 0 and chunk.endswith(b"\n\n"):
             self._event_begun = False
             return chunk
@@ -44,7 +44,7 @@ class UsageFilter:
         return events
 
     def flush(self) -> bytes:
-        """Return the buffered bytes at the end of the stream."""
+        """Return the bytes that are still buffered. The caller calls this at the end of the stream."""
         buffered, self._buffer = self._buffer, b""
         return buffered
 

@@ -1,1 +1,1 @@
-"""Prompts and results in files of JSON lines."""
+"""Runs prompts from a file of JSON lines and writes the results to another file."""

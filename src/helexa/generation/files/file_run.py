@@ -1,4 +1,4 @@
-"""Runs a file of prompts: selects the prompts that the result file does not answer yet, and writes their results."""
+"""Runs the prompts of a file whose completions are not yet in the result file, and writes the results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from helexa.generation.request import Ask, Request
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """Counts of the prompts in a file after a run.
+    """The numbers of finished and failed prompts after a run over a file of prompts.
 
     Attributes:
-        finished: number of prompts answered in this run.
-        failed: number of failed prompts, which the next run repeats.
-        kept: number of prompts answered in earlier runs.
+        finished: number of prompts that were completed in this run.
+        failed: number of prompts that failed in this run. The next run repeats them.
+        kept: number of prompts that were already completed in earlier runs.
     """
 
     finished: int = 0
@@ -27,13 +27,13 @@ class FileSummary:
 
 
 class FileRun:
-    """One run over a file of prompts.
+    """One run over a file of prompts. It skips the prompts that an earlier run completed.
 
     Args:
         prompts: path of the file of prompts.
-        results: file of results.
-        ask: default options of all prompts; see `read_prompts`.
-        model: model name, which is part of each prompt's key; see `read_prompts`.
+        results: file of results, which may contain results of an earlier run.
+        ask: default options of all prompts. A line of the file can override them.
+        model: model name. It is part of the hash that identifies a prompt in the file of results.
 
     Raises:
         InvalidRequestError: the file of results belongs to other prompts.
@@ -49,16 +49,21 @@ class FileRun:
         self.summary = FileSummary(kept=sum(results.is_finished(item) for item in self._items()))
 
     def requests(self) -> Iterator[Request | GenerationError]:
-        """Yield the requests of the prompts without a completion in the result file. The prompt file is read lazily."""
+        """Yield a request for each prompt that has no completion in the result file.
+
+        The prompt file is read lazily. For an invalid line of the file, an error is yielded.
+        """
         unfinished = (item for item in self._items() if not self._results.is_finished(item))
         for position, item in enumerate(unfinished):
             self._running[position] = item
             yield item.request
 
     def take(self, position: int, result: Result) -> int:
-        """Write the result of a request; return the index of its prompt.
+        """Write the result of a request to the result file, and return the index of the prompt in the prompt file.
 
-        `position` is the position of the request among those that `requests` yielded.
+        Args:
+            position: index of the request among the requests that `requests` yielded.
+            result: completion or error.
         """
         item = self._running.pop(position)
         self._results.write(item, result)

@@ -1,7 +1,8 @@
 """Reads prompts from a file of JSON lines.
 
 A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
-copied to the result, and fields of `AskOptions`, which override the options of the run. Other fields are ignored.
+copied to the result. It may also have options such as `temperature`, which override the options of the run for this
+prompt; see `AskOptions`. Other fields are ignored.
 """
 
 import json
@@ -25,10 +26,10 @@ class Item:
     """One prompt of a file.
 
     Attributes:
-        index: index among the prompts, from 0.
-        key: hash of the prompt and of all options that affect the answer.
-        id: `id` of the line, or None.
-        request: the request, or the error of an invalid line.
+        index: index of the prompt in the file, from 0. Blank lines are not counted.
+        key: hash of the prompt, the model name and all options that affect the response.
+        id: the field `id` of the line, or None.
+        request: the request, or an error if the line is invalid.
     """
 
     index: int
@@ -38,12 +39,12 @@ class Item:
 
 
 def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
-    """Yield the prompts of a file, skipping blank lines.
+    """Yield the prompts of a file of JSON lines. Blank lines are skipped.
 
     Args:
         path: path of the file.
-        ask: default options.
-        model: model name, which is hashed into the `key` of each prompt.
+        ask: default options, which a line can override.
+        model: model name, which is part of the hash `key` of each prompt.
 
     Raises:
         OSError: the file cannot be read.
@@ -57,7 +58,7 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file. A line above the size limit is truncated to one byte above the limit."""
+    """Yield the lines of a file. A line longer than `_MAX_LINE_BYTES` is cut after `_MAX_LINE_BYTES + 1` bytes."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):

@@ -1,7 +1,8 @@
-"""Results in a file of JSON lines: appended in the order of completion, and sorted by prompt at the end of the run.
+"""Writes the results of prompts to a file of JSON lines.
 
-A line has the `index` of its prompt, its `key`, its `id` if present, and either the fields of `Completion` or an
-`error`. An incomplete last line is ignored, so a process may be killed at any time, and the next run resumes.
+Results are appended as soon as they are ready, and sorted by prompt at the end of the run. A line has the prompt's
+`index`, its `key` (a hash of the prompt and its options), its `id` if present, and the fields of `Completion` or an
+`error`. An incomplete last line is ignored. So the process may be killed at any time, and the next run resumes.
 """
 
 import json
@@ -21,10 +22,10 @@ _OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # om
 
 
 class ResultFile:
-    """A file of results, locked exclusively by this process. The file is a context manager.
+    """A file of results, which this process opens with an exclusive lock. The end of the `with` block closes it.
 
     Raises:
-        InvalidRequestError: another process writes to the file, or the file contains other data.
+        InvalidRequestError: another process has locked the file, or the file contains other data than results.
         OSError: the file cannot be opened or written.
     """
 
@@ -47,10 +48,10 @@ class ResultFile:
         self._file.close()
 
     def is_finished(self, item: Item) -> bool:
-        """Return whether the file already contains the answer to a prompt.
+        """Return whether the file already contains a completion of the prompt.
 
         Raises:
-            InvalidRequestError: the answer at the prompt's index belongs to another prompt.
+            InvalidRequestError: the completion with the prompt's index belongs to another prompt.
         """
         key = self._finished.get(item.index)
         if key is not None and key != item.key:
@@ -61,7 +62,7 @@ class ResultFile:
         return key is not None
 
     def write(self, item: Item, result: Completion | GenerationError) -> None:
-        """Append a result without buffering, so that the line survives the death of this process."""
+        """Append the result of a prompt to the file without buffering. The line remains if this process is killed."""
         record = result_record(item, result)
         if isinstance(result, Completion):
             self._finished[item.index] = item.key
@@ -69,7 +70,7 @@ class ResultFile:
         self._track_order(item.index)
 
     def put_in_order(self) -> None:
-        """Sort the lines by prompt index. Of several lines with the same index, keep the last."""
+        """Sort the lines of the file by prompt index. If several lines have the same index, only the last remains."""
         if self._ordered:
             return
         line_spans: dict[int, tuple[int, int]] = {}
@@ -91,7 +92,7 @@ class ResultFile:
         self._ordered = True
 
     def _read_finished(self) -> None:
-        """Read the finished prompts, and truncate an incomplete last line."""
+        """Read which prompts have a completion in the file, and remove an incomplete last line."""
         end = 0
         for start, line in self._lines():
             record = _record(line)
@@ -118,7 +119,10 @@ class ResultFile:
 
 
 def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
-    """Return the JSON object of a result line: the prompt's index, key and id, and the completion or the error."""
+    """Return the JSON object for one line of a result file.
+
+    The object contains the prompt's index, key and id, and the fields of the completion or the error.
+    """
     record: dict[str, Any] = {"index": item.index, "key": item.key}
     if item.id is not None:
         record["id"] = item.id
@@ -128,7 +132,7 @@ def result_record(item: Item, result: Completion | GenerationError) -> dict[str,
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """Return a completion as JSON values, without empty optional fields."""
+    """Return a completion as a JSON object. Optional fields that are empty are omitted."""
     record = asdict(completion) | {"parsed": _json_value(completion.parsed)}
     record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
     if completion.others:

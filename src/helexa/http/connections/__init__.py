@@ -1,1 +1,1 @@
-"""Client connections: accepting, limits, HTTP/1.1 parsing and request handling."""
+"""Client connections: accepting, limits, HTTP/1.1 parsing, and execution of requests."""

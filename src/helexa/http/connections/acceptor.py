@@ -1,4 +1,4 @@
-"""Accept connections within limits, so that this process never runs out of file descriptors."""
+"""Accepts connections within limits, so that the process never runs out of file descriptors."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ _WARN_SECS = 60.0
 class Acceptor:
     """Accepts connections on a listening socket within limits.
 
-    Above the limits, in this order:
+    If a new connection exceeds a limit, the acceptor does the first of these that is possible:
 
-    1. The longest idle connection is closed, if it is idle for at least `IDLE_SECS`. If the new connection's address is
-      over its own limit, only an idle connection of the same address is closed.
-    2. The new connection is rejected: its first request gets a 503.
-    3. If too many connections are being rejected, no more are accepted until one of them ends.
+    1. Close the connection that has been idle longest, if it has been idle for at least `IDLE_SECS`. If the limit per
+       client address is exceeded, only connections of the same address are considered.
+    2. Accept the new connection, but answer its first request with status 503.
+    3. If too many connections are being answered with 503, accept no connections until one of them closes.
 
-    After an error of `accept`, such as EMFILE, no connection is accepted for `PAUSE_SECS`.
+    After an error of `accept` (for example EMFILE), no connection is accepted for `PAUSE_SECS`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Acceptor:
         self._resume()
 
     async def close(self) -> None:
-        """Stop accepting. Open connections stay open."""
+        """Stop to accept connections. Connections that are already open stay open."""
         self._closed = True
         self._pause()
         if self._timer is not None:
@@ -122,7 +122,14 @@ class Acceptor:
         return self._served < self._limits.total or self._evict(None)
 
     def _evict(self, address: str | None) -> bool:
-        """Close the longest idle connection, of `address` if not None. Return whether a connection was closed."""
+        """Close the connection that has been idle longest, if it has been idle for at least `IDLE_SECS`.
+
+        Args:
+            address: client address whose connections may be closed, or None for all.
+
+        Returns:
+            True if a connection was closed.
+        """
         latest_idle_start = self._loop.time() - IDLE_SECS
         for connection, since in self._service.idle.items():
             if since > latest_idle_start:

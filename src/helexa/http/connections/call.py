@@ -1,4 +1,4 @@
-"""One request and its response, between a connection and an ASGI application."""
+"""Executes one request: passes its body to an ASGI application, and the application's response to the connection."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from helexa.http.service import Service
 log = logging.getLogger(__name__)
 
 INTERIM = "helexa.interim"
-"""Key in a scope's `extensions`; the value is `Call.send_interim`, which sends an interim response."""
+"""Key in the `extensions` of the ASGI scope under which an application finds `Call.send_interim`."""
 
 BODY_SECS = 60.0
 MIN_RATE = 4096.0
@@ -25,22 +25,22 @@ _BODILESS = frozenset({204, 304})
 
 
 def body_secs(received: int) -> float:
-    """Return the seconds within which `received` bytes of a body must arrive.
+    """Return the time limit in seconds for receiving `received` bytes of a request body.
 
-    A minimum rate applies beyond the first `BODY_SECS`. The rate rises with the size, from `MIN_RATE` bytes per second,
-    so that a body of any size ends within `BODY_SECS` + `LONGEST_BODY_SECS`: 500 kB may take 2.7 minutes (0.03 Mbit/s),
-    5 MB 7.7 minutes (0.09 Mbit/s) and 64 MB 11 minutes (0.8 Mbit/s).
+    The limit is `BODY_SECS` plus the time at a minimum rate. The minimum rate is `MIN_RATE` bytes per second for small
+    bodies and rises with the size. The limit therefore never exceeds `BODY_SECS` + `MAX_EXTRA_BODY_SECS`. Examples: 500
+    kB may take 2.7 minutes (0.03 Mbit/s), 5 MB 7.7 minutes (0.09 Mbit/s), and 64 MB 11 minutes (0.8 Mbit/s).
     """
     return BODY_SECS + received / (MIN_RATE + received / MAX_EXTRA_BODY_SECS)
 
 
 class CallTransport(Protocol):
-    """A call's interface to its connection.
+    """The methods and attributes of a connection that a `Call` uses.
 
     Attributes:
-        address: the client's host.
-        writable: event that is set once the client can receive more data; None if it can receive data now.
-        service: state shared by all connections.
+        address: IP address of the client.
+        writable: None if more data may be sent now. Otherwise an event that is set as soon as more data may be sent.
+        service: state that all connections of the server share.
     """
 
     address: str
@@ -48,15 +48,15 @@ class CallTransport(Protocol):
     service: Service
 
     def write(self, data: bytes) -> None:
-        """Send data."""
+        """Send `data` to the client."""
         ...
 
     def body_consumed(self, size: int) -> None:
-        """Record that the application has received `size` bytes of a body."""
+        """Notify the connection that the application has received `size` bytes of a request body."""
         ...
 
     def response_done(self, call: "Call") -> None:
-        """Record that a response is complete."""
+        """Notify the connection that the response of `call` is complete."""
         ...
 
     def end(self) -> None:
@@ -65,19 +65,20 @@ class CallTransport(Protocol):
 
 
 class Call:
-    """One request: the state of its body and its response.
+    """One request: buffers its body for the application, and sends the application's response.
 
-    A response of unknown length is sent in chunks. An HTTP/1.0 client gets such a response without chunks; the end of
-    the connection ends the response. If the application fails during a response, the connection is closed.
+    A response of unknown length is sent with chunked encoding. An HTTP/1.0 client receives it unencoded, and the
+    connection is closed at the end of the response. If the application fails during a response, the connection is
+    closed.
 
-    If a client sends `Expect: 100-continue` and gets a final response instead of `100 Continue`, the connection is
-    closed, unless the whole body has arrived.
+    If a client waits for `100 Continue` but receives a final response, the connection is closed. The server cannot know
+    whether the client will still send the body.
 
     Attributes:
-        keep_alive: True if another request may follow on the connection.
-        hang_up: disconnect state of the client.
-        started: True once the response's head is sent.
-        complete: True once the whole response is sent.
+        keep_alive: True if the connection stays open for another request.
+        hang_up: state that tells whether the client has disconnected.
+        started: True once the response's head has been sent.
+        complete: True once the whole response has been sent.
     """
 
     __slots__ = (
@@ -133,14 +134,15 @@ class Call:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the body that have not arrived; 0 if the head declares no length."""
+        """Number of bytes of the request body that have not arrived. 0 if the request's head declares no length."""
         return max(0, (self._length or 0) - self._received)
 
     def feed(self, chunk: bytes) -> int:
-        """Add the next bytes of the body.
+        """Append `chunk` to the received request body.
 
         Returns:
-            Number of bytes that wait for the application; 0 if the response is already complete.
+            Number of bytes that are buffered for the application. 0 if the response is complete and the bytes are
+                dropped.
         """
         self._received += len(chunk)
         if self.complete:
@@ -151,17 +153,21 @@ class Call:
         return len(chunk)
 
     def feed_end(self) -> None:
-        """Mark the body as complete."""
+        """Record that the whole request body has arrived."""
         self._body_incomplete = False
         self._wake_receiver()
 
     def client_gone(self) -> None:
-        """Record that the client has disconnected."""
+        """Record that the client has disconnected, and cancel work that the application has marked as cancelable."""
         self.hang_up.mark_gone()
         self._wake_receiver()
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Run the application, and end the response if the application fails or returns early."""
+        """Run the ASGI application for this request.
+
+        If the application fails, is canceled, or returns before the response is complete, send an error or close the
+        connection.
+        """
         tasks = self._transport.service.tasks
         task = self.hang_up.task
         error: ApiError | None = None
@@ -181,16 +187,16 @@ class Call:
             self._break_off(error or internal_error())
 
     async def receive(self) -> Message:
-        """Return the next bytes of the body as an ASGI message.
+        """Return the next bytes of the request body as an ASGI message.
 
-        The message is a disconnect once the client is gone or the response is complete.
+        If the client has disconnected or the response is complete, return an `http.disconnect` message instead.
 
-        The body's memory is reserved here and released when the application returns. A declared length is reserved at
-        once, a chunked body as it arrives.
+        Memory for the body is reserved by this method and released when the application returns. If the length is
+        declared, memory for the whole body is reserved at the first call. Otherwise it is reserved as the body arrives.
 
         Raises:
-            ApiError: 503: the memory for bodies is used up.
-            TimeoutError: no data arrived for `BODY_SECS`, or the body takes longer than `body_secs` allows.
+            ApiError: status 503, if the memory limit for request bodies is exceeded.
+            TimeoutError: no data arrived for `BODY_SECS`, or the body took longer than `body_secs` allows.
         """
         if (size := self._length or self._received) > self._reserved:
             self._reserve(size)
@@ -210,10 +216,13 @@ class Call:
         return {"type": "http.request", "body": self._take_chunks(), "more_body": self._body_incomplete}
 
     async def send(self, message: Message) -> None:
-        """Send the response's head or the next bytes of its body. Does nothing if the client is gone.
+        """Send an ASGI message of the application: the response's head, or the next bytes of the response body.
+
+        Messages are dropped if the client has disconnected.
 
         Raises:
-            RuntimeError: the message is out of order, or would break the response's framing.
+            RuntimeError: the message is not allowed at this point of the response, or its headers or length are
+                invalid.
         """
         if self._transport.writable is not None:
             await self._transport.writable.wait()
@@ -228,10 +237,13 @@ class Call:
             raise RuntimeError(f"unexpected message {kind} at this point of the response")
 
     def send_interim(self) -> bool:
-        """Send `102 Processing`, an interim response that shows that the request is still being processed.
+        """Send the interim response `102 Processing`, which shows that the request is still being processed.
+
+        Nothing is sent while the client is slow to read or waits for `100 Continue`.
 
         Returns:
-            Whether another interim response may follow: False once the response has begun or the client is gone.
+            True if the caller may send another interim response later. False if the response has begun, the client has
+                disconnected, or the client does not support HTTP/1.1.
         """
         if self.started or self.hang_up.gone or not self._speaks_1_1:
             return False

@@ -1,4 +1,4 @@
-"""Cancel work when the client of a request disconnects."""
+"""Cancels the processing of a request if its client disconnects."""
 
 import asyncio
 import select
@@ -7,17 +7,18 @@ from types import TracebackType
 
 
 class ClientGone(Exception):
-    """The client disconnected."""
+    """The client of a request has disconnected."""
 
 
 class HangUp:
-    """Disconnect state of a request, in the scope's `extensions[HangUp.NAME]`.
+    """Tells whether the client of a request has disconnected.
 
-    Used as a context manager, it cancels the code in the context when the client disconnects.
+    It is stored in the ASGI scope as `extensions[HangUp.NAME]`. An application can use it as a context manager. The
+    code in the `with` block is then canceled if the client disconnects.
 
     Attributes:
         gone: True if the client disconnected before the response was complete.
-        task: task of the request; the context may be entered only in this task.
+        task: asyncio task of the request. Only this task may use the context manager.
     """
 
     NAME = "helexa.hang_up"
@@ -30,7 +31,7 @@ class HangUp:
         self._watched = False
 
     def mark_gone(self) -> None:
-        """Set `gone`, and cancel the code in the context."""
+        """Set `gone`, and cancel the task if it is in the `with` block."""
         if self.gone:
             return
         self.gone = True
@@ -38,7 +39,7 @@ class HangUp:
             self.task.cancel()
 
     def __enter__(self) -> None:
-        """Begin to watch.
+        """Start to cancel the task if the client disconnects.
 
         Raises:
             ClientGone: the client has already disconnected.
@@ -50,10 +51,10 @@ class HangUp:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop watching.
+        """Stop to cancel the task if the client disconnects.
 
         Raises:
-            ClientGone: the client disconnected, and the code in the context was canceled.
+            ClientGone: the client disconnected, and the code in the `with` block was canceled.
         """
         self._watched = False
         if self.gone and self.task is not None and kind is asyncio.CancelledError:
@@ -62,7 +63,9 @@ class HangUp:
 
 
 def is_gone(socket: int) -> bool:
-    """Return whether the peer closed a socket, even if received data is unread. Always False outside Linux.
+    """Return whether the peer has closed its side of a TCP connection, even if unread data is buffered.
+
+    Only Linux reports this. On other systems, the result is always False.
 
     Args:
         socket: file descriptor of the socket.

@@ -1,4 +1,4 @@
-"""A client's HTTP/1.1 connection with limits against misbehaving clients."""
+"""An HTTP/1.1 connection of a client, with limits against misbehaving clients."""
 
 import asyncio
 import logging
@@ -34,37 +34,37 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 class Connection(asyncio.Protocol):
     """One client connection, as an asyncio protocol.
 
-    The strict parser (llhttp) rejects requests with an ambiguous end. Further rules:
+    The strict parser (llhttp) rejects requests with ambiguous framing. Further rules:
 
-    - A head must arrive within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. The same limits apply
-      to trailers and chunk extensions.
+    - A head must arrive within `HEAD_SECS`. It may have at most `max_head_bytes` bytes and `max_headers` headers. The
+      same limits apply to trailers and chunk extensions.
     - A client that reads nothing of a response for `STALL_SECS` is disconnected, because its request occupies a node.
-    - HTTP/1.1 requests have exactly one `Host`. A body has a length or is `chunked`, without further encoding.
-    - If the target is an absolute URL, its authority replaces `Host` in the headers that the application sees.
-    - Requests are answered in order. While too many requests or body bytes are queued, reading pauses. Data after a
-      request that ends the connection is dropped.
-    - All queued requests of the connection are notified if the client disconnects, even while reading is paused. A
-      client that closes its sending side counts as disconnected, because the two cases look the same.
-    - If the client still sends a body when the connection is to be closed, the server reads for up to `LINGER_SECS`
-      more, because many clients lose the response if sending fails.
+    - HTTP/1.1 requests must have exactly one `Host` header. The only allowed transfer encoding is `chunked`.
+    - If the request target is an absolute URL, its host and port replace the `Host` header for the application.
+    - Responses are sent in the order of the requests. While too many requests or body bytes are buffered, the server
+      stops reading. Data after a request with `connection: close` is dropped.
+    - If the client disconnects, all requests of the connection are notified, even while reading is stopped. A client
+      that closes only its sending side counts as disconnected, because the server cannot tell the difference.
+    - If the client is still sending a body when the server closes the connection, the server continues to read for up
+      to `LINGER_SECS`. Many clients do not read the response if their sending fails.
     - Trailers are dropped.
-    - `Upgrade` headers, which some HTTP clients add to each first request, are ignored. Otherwise the parser would
-      treat the request's body as data of the other protocol.
-    - Invalid requests get an error response in the usual envelope.
-    - A connection over the listener's limits gets a 503 for its first request, and has `REJECTED_SECS` to send its
-      head.
+    - `Upgrade` headers are ignored. Otherwise the parser would treat the request body as data of another protocol. Some
+      HTTP clients send such a header with their first request.
+    - Invalid requests receive an error response in the API's error format.
+    - A connection that exceeds the server's limits receives a 503 for its first request. It must send the head of the
+      request within `REJECTED_SECS`.
 
     Args:
-        service: state shared by all connections.
+        service: state that all connections of the server share.
         loop: the event loop.
-        address: the client's host.
-        released: called once the connection is closed.
-        rejected: True if the connection is over the listener's limits.
+        address: IP address of the client.
+        released: function to call when the connection is closed.
+        rejected: True if the connection exceeds the server's limits.
 
     Attributes:
-        address: the client's host.
-        writable: event that is set once the client has read enough of the sent data; None if more may be sent now.
-        service: state shared by all connections.
+        address: IP address of the client.
+        writable: None if more data may be sent now. Otherwise an event that is set as soon as more data may be sent.
+        service: state that all connections of the server share.
     """
 
     max_head_bytes = 32 << 10
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._calls: deque[tuple[Call, Scope]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection and wait for the head of its first request."""
+        """Register the connection, and set the time limit for the head of its first request."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface
         self._server = transport.get_extra_info("sockname")[:2]
         self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if the client is already gone
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything that belongs to the connection."""
+        """Notify all requests that the client has disconnected, and release the connection's resources."""
         for alarm in (self._alarm, self._stall_alarm, self._disconnect_alarm):
             alarm.stop()
         self.resume_writing()
@@ -126,16 +126,16 @@ class Connection(asyncio.Protocol):
         self._released()
 
     def eof_received(self) -> None:
-        """Close the connection: the client sends no more data and counts as disconnected."""
+        """Close the connection, because a client that has closed its sending side counts as disconnected."""
         self.close()
 
     def pause_writing(self) -> None:
-        """Pause sending: the client reads slower than the response is produced."""
+        """Make applications wait before they send more data, because the client reads too slowly."""
         self.writable = asyncio.Event()
         self._watch_stall()
 
     def resume_writing(self) -> None:
-        """Resume sending."""
+        """Let applications send data again after `pause_writing`."""
         if not self._transport.is_closing():
             self._stall_alarm.clear()
         if self.writable is not None:
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
             self.writable = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data. Invalid data ends the connection."""
+        """Parse received data, or buffer it if reading is stopped."""
         if self._paused:
             self._unread = b"".join((self._unread, data))
         elif len(data) <= CHUNK_BYTES:
@@ -161,10 +161,10 @@ class Connection(asyncio.Protocol):
         *,
         keep_alive: bool,
     ) -> None:
-        """Start a request, or queue it behind earlier requests.
+        """Start the request that has this head, or queue it if earlier requests have no complete response yet.
 
         Raises:
-            ApiError: 503: the connection is over the listener's limits.
+            ApiError: status 503, if the connection exceeds the server's limits.
         """
         if self._ignores_input:
             return
@@ -209,29 +209,29 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def handle_body(self, body: bytes) -> None:
-        """Queue the next bytes of a body for the application."""
+        """Buffer the next bytes of the current request's body for the application."""
         if self._call is not None:
             self._queued_bytes += self._call.feed(body)
             if self._queued_bytes > _MAX_BUFFERED_BYTES:
                 self._update_reading()
 
     def handle_end(self, *, keep_alive: bool) -> None:
-        """Mark the body as complete; a request that ends the connection stops the parsing."""
+        """Record that the current request's body is complete.
+
+        If the connection must close after it, drop further data.
+        """
         call, self._call = self._call, None
         if call is None:
             return
         call.feed_end()
-        if not (call.keep_alive and keep_alive):  # a trailer may have changed `keeps`
+        if not (call.keep_alive and keep_alive):  # a trailer may have changed `keep_alive`
             call.keep_alive = False
             self._ignores_input = True
             if call.complete:
                 self.close()
 
     def write(self, data: bytes) -> None:
-        """Send data, joined with all other data of the same event loop iteration.
-
-        Head and body of a response then cost one system call.
-        """
+        """Queue `data`, and send all data that is queued in this iteration of the event loop with one system call."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(data)
@@ -240,13 +240,16 @@ class Connection(asyncio.Protocol):
             self._flush()  # only the transport knows when its buffer is full
 
     def body_consumed(self, size: int) -> None:
-        """Record that the application has received `size` bytes of a body."""
+        """Resume reading if the application has received enough of the buffered body. `size` is the number of bytes."""
         self._queued_bytes -= size
         if self._paused:
             self._update_reading()
 
     def response_done(self, call: Call) -> None:
-        """Handle a complete response: start the next queued request, or wait for one."""
+        """Start the next queued request after a complete response.
+
+        If there is none, wait for one or close the connection.
+        """
         self._calls.popleft()
         if not call.keep_alive or (self.service.stopping and not self._calls):
             self.end()
@@ -260,7 +263,10 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def end(self) -> None:
-        """Send buffered data and close the connection, after up to `LINGER_SECS` if the client still sends a body."""
+        """Send buffered data and close the connection.
+
+        If the client is still sending a body, read and drop it for up to `LINGER_SECS` first.
+        """
         if self._call is None:
             self.close()
         else:
@@ -279,14 +285,18 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def evict(self) -> bool:
-        """Close the connection to make room for another; return False if a response is not fully sent."""
+        """Close the idle connection to make room for another one.
+
+        Returns:
+            False if a response has not been fully sent yet. The connection then stays open.
+        """
         if self._transport.get_write_buffer_size():
             return False
         self.close()
         return True
 
     def stop(self) -> None:
-        """Close the connection after the responses in progress."""
+        """Close the connection if it has no requests. Otherwise it closes after their responses."""
         if not self._calls:
             self.close()
 
@@ -323,7 +333,7 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def _update_reading(self) -> None:
-        """Pause or resume reading, so that only a limited amount of data waits for the application."""
+        """Stop or resume reading from the client, depending on how many requests and body bytes are buffered."""
         full = not self._ignores_input and (self._queued_bytes > _MAX_BUFFERED_BYTES or len(self._calls) > _MAX_WAITING)
         if full == self._paused or self._transport.is_closing():
             return
@@ -354,7 +364,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _parse_slices(self, data: memoryview) -> None:
-        """Parse data until `_MAX_WAITING` requests wait; one read may contain thousands of small requests."""
+        """Parse data in slices until too many requests are queued. Keep the rest of the data for later.
+
+        Slices are needed because one read may contain thousands of small requests.
+        """
         while data and len(self._calls) <= _MAX_WAITING and not self._ignores_input:
             size = CHUNK_BYTES if self._call is None else max(CHUNK_BYTES, self._call.missing_bytes)
             self._parse(data[:size])
@@ -374,7 +387,7 @@ class Connection(asyncio.Protocol):
                 self._alarm.set(HEAD_SECS)
 
     def _reject(self, error: ApiError) -> None:
-        """Send an error response for invalid data, and stop parsing the connection."""
+        """Send an error response for an invalid request, drop further data, and close the connection."""
         if self._ignores_input:
             return
         log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)

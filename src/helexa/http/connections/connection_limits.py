@@ -1,4 +1,4 @@
-"""Limits on the number of a listener's open connections."""
+"""Limits on the number of open connections of a server."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ _MIN_CONNECTIONS = 4
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of one listener.
+    """Limits on the number of open connections of one server.
 
     Attributes:
-        total: largest number of served connections.
-        per_address: largest number of served connections of one client address.
-        rejected: largest number of connections above these limits that are accepted to send them a 503. Further
+        total: maximum number of connections whose requests are served.
+        per_address: maximum number of such connections from one client address.
+        rejected: maximum number of additional connections, which are accepted only to send them a 503. Further
             connections wait in the kernel's backlog.
     """
 
@@ -25,7 +25,7 @@ class ConnectionLimits:
 
     @property
     def open(self) -> int:
-        """Largest number of open connections, which is the largest number of descriptors that they use."""
+        """Maximum number of open connections. Each uses one file descriptor."""
         return self.total + self.rejected
 
     @classmethod
@@ -38,14 +38,15 @@ class ConnectionLimits:
         each: int = 1,
         others: int = 0,
     ) -> "ConnectionLimits":
-        """Return limits that leave descriptors for all other uses.
+        """Return limits under which the process does not run out of file descriptors.
 
         Args:
             descriptors: limit on open files of this process.
-            total: largest number of connections.
-            per_address: largest number per client address. If None, half of the resulting total: one client cannot use
-                all connections, and a reverse proxy, whose clients share one address, can still use many.
-            each: descriptors of one connection, including requests made on its behalf.
+            total: maximum number of served connections. It is reduced if there are not enough descriptors.
+            per_address: maximum number per client address. None means half of `total`. One client then cannot use all
+                connections, but a reverse proxy, whose clients share one address, can still use many.
+            each: descriptors that one connection needs, including connections to nodes that are opened for its
+                requests.
             others: descriptors that the process needs for other purposes.
         """
         rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))

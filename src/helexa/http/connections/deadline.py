@@ -1,14 +1,14 @@
-"""A timer whose deadline is moved much more often than it expires."""
+"""A timer for deadlines that are often postponed and seldom reached."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Alarm:
-    """Calls a function once at a deadline, which can be moved or cleared before.
+    """Calls a function once at a deadline. The deadline can be moved or removed before.
 
-    Moving the deadline later keeps the pending timer. When the timer fires too early, it is set again. This costs less
-    than setting a new timer with each move.
+    Postponing the deadline keeps the pending timer of the event loop. When that timer fires too early, a new timer is
+    started. This is cheaper than a new timer at each change.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -19,18 +19,18 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, secs: float) -> None:
-        """Set the deadline to `secs` seconds from now. Replaces an earlier deadline."""
+        """Set the deadline to `secs` seconds from now. An earlier deadline is replaced."""
         self._deadline = deadline = self._loop.time() + secs
         if self._timer is None or deadline < self._timer_at:
             self._cancel()
             self._start_timer(deadline)
 
     def clear(self) -> None:
-        """Clear the deadline."""
+        """Remove the deadline, so that the function is not called until a new deadline is set."""
         self._deadline = None
 
     def stop(self) -> None:
-        """Disable the alarm and drop the function."""
+        """Disable the alarm permanently, and release the reference to the function."""
         self._deadline = self._callback = None
         self._cancel()
 

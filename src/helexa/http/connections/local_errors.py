@@ -1,4 +1,4 @@
-"""Recognize connection errors caused by this machine rather than by the other end."""
+"""Distinguishes connection errors that this machine causes from errors of the remote machine."""
 
 import errno
 import os
@@ -8,9 +8,9 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 def is_local_error(error: Exception) -> bool:
-    """Return whether a connection failed because this machine is out of descriptors, ports or memory.
+    """Return whether a connection failed because this machine ran out of file descriptors, ports or memory.
 
-    A failed name lookup hides its cause, so this function also tests whether a descriptor can be opened.
+    Errors of name resolution hide such a cause. The function therefore also tests whether a file can still be opened.
     """
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 

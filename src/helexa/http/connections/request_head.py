@@ -1,4 +1,4 @@
-"""Parse and check the heads of requests."""
+"""Validates the heads of requests (request line and headers), and builds error responses."""
 
 import http
 import random
@@ -21,7 +21,7 @@ _FRAMING_HEADERS = frozenset({b"host", b"content-length", b"expect", b"transfer-
 
 
 def request_id(headers: Headers) -> str:
-    """Return the client's `x-request-id` if it is valid, else a new id."""
+    """Return the value of the header `x-request-id` if it is valid, else a new random id."""
     for name, value in headers:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
@@ -29,10 +29,10 @@ def request_id(headers: Headers) -> str:
 
 
 def refuse_encoded(headers: Headers) -> None:
-    """Reject a request with a compressed body, whose decompressed size is unknown in advance.
+    """Reject a request whose body is compressed, because its decompressed size is not known in advance.
 
     Raises:
-        ApiError: 415.
+        ApiError: status 415, if the request has a `content-encoding` other than `identity`.
     """
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
@@ -40,14 +40,14 @@ def refuse_encoded(headers: Headers) -> None:
 
 
 Framing = tuple[int | None, bool]
-"""Framing of a request's body: its length (None if chunked), and whether the client waits for `100 Continue`."""
+"""Length of a request body (None if chunked), and True if the client waits for `100 Continue` before the body."""
 
 
 def framing(version: str, method: bytes, headers: Headers) -> Framing:
-    """Return the framing of a request's body.
+    """Return how the request body is delimited, and check the headers that determine it.
 
     Raises:
-        ApiError: 400: the request's end or its recipient is ambiguous.
+        ApiError: status 400, if the HTTP version, the method, `Host` or `transfer-encoding` is not allowed.
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
         raise malformed("only HTTP/1.1 and HTTP/1.0 are supported, and CONNECT is not")
@@ -72,14 +72,20 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
 
 
 Target = tuple[bytes, bytes, bytes | None]
-"""Path and query of a request, and the authority (host and port) of an absolute-form target, else None."""
+"""Path, query, and authority (host and port) of a request target.
+
+The authority is None if the target is only a path.
+"""
 
 
 def target(url: bytes) -> Target:
-    """Parse a request's target. The caller must let the authority replace `Host` (RFC 9112, section 3.2.2).
+    """Split the target of a request line into path, query, and host with port.
+
+    If the target is an absolute URL, the caller must replace the `Host` header by its host and port (RFC 9112, section
+    3.2.2).
 
     Raises:
-        ApiError: 400 for an absolute form that is not an http(s) URL with a host and without credentials.
+        ApiError: status 400, if the target is absolute but not an http(s) URL with a host and without credentials.
         httptools.HttpParserInvalidURLError: the target cannot be parsed.
     """
     if url.startswith(b"/") and b"#" not in url:
@@ -93,12 +99,12 @@ def target(url: bytes) -> Target:
 
 
 def malformed(message: str) -> ApiError:
-    """Return the 400 error for a request that is not valid HTTP."""
+    """Return an error with status 400 for a request that is not valid HTTP."""
     return ApiError(400, "malformed_http", message)
 
 
 def error_response(error: ApiError) -> bytes:
-    """Return the bytes of an error response that closes the connection."""
+    """Return a complete HTTP response for `error`, which tells the client that the connection will be closed."""
     body = orjson.dumps(error.envelope())
     error_headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     body_headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

@@ -1,4 +1,4 @@
-"""Parse a connection's bytes into heads and bodies of requests."""
+"""Parses the bytes of a connection into the heads and bodies of requests."""
 
 import logging
 from typing import Protocol
@@ -14,11 +14,11 @@ CHUNK_BYTES = 8 << 10
 
 
 class ParserSink(Protocol):
-    """Interface of the object that receives parsed requests.
+    """Interface of the object that receives parsed requests from a `RequestParser`.
 
     Attributes:
-        max_head_bytes: size limit of a head, in bytes.
-        max_headers: largest number of headers of a head.
+        max_head_bytes: maximum size of a request's head, in bytes.
+        max_headers: maximum number of headers of a request.
     """
 
     max_head_bytes: int
@@ -34,23 +34,32 @@ class ParserSink(Protocol):
         *,
         keep_alive: bool,
     ) -> None:
-        """Handle a request's head. `keep_alive` is True if the client keeps the connection open."""
+        """Handle the head of a new request.
+
+        Args:
+            method: request method.
+            url: request target.
+            version: HTTP version, `1.0` or `1.1`.
+            headers: headers with names in lower case.
+            framing: how the request body is delimited.
+            keep_alive: True if the client wants the connection to stay open after the request.
+        """
         ...
 
     def handle_body(self, body: bytes) -> None:
-        """Handle the next bytes of the body."""
+        """Handle the next bytes of the request body."""
         ...
 
     def handle_end(self, *, keep_alive: bool) -> None:
-        """Handle the end of the request."""
+        """Handle the end of the request. `keep_alive` is True if the client wants the connection to stay open."""
         ...
 
 
 class RequestParser:
-    """Parser of one connection's requests, with limits on the size of heads.
+    """Parses the requests of one connection, with limits on the size of heads.
 
     Attributes:
-        in_head: True if a part of a head has arrived.
+        in_head: True if only a part of a request's head has arrived so far.
     """
 
     def __init__(self, sink: ParserSink) -> None:
@@ -62,14 +71,17 @@ class RequestParser:
         self._unconfirmed_bytes = 0
 
     def close(self) -> None:
-        """Drop the parser and the sink, which both refer to this object."""
+        """Release the references to parser and sink, because they form reference cycles."""
         del self._parser, self._sink
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse the next bytes: at most `PIECE_BYTES`, or more bytes of one body.
+        """Parse the next bytes.
+
+        Args:
+            data: at most `CHUNK_BYTES` bytes. If all bytes belong to one request body, it may be longer.
 
         Raises:
-            ApiError: the bytes are invalid; the connection cannot be parsed any further.
+            ApiError: the bytes are not valid HTTP or the head is too large. The connection cannot be parsed further.
         """
         self._unconfirmed_bytes += len(data)
         try:
@@ -78,25 +90,25 @@ class RequestParser:
             raise self._api_error(error) from None
         if self._unconfirmed_bytes > self._sink.max_head_bytes + len(
             data
-        ):  # the position of this piece's bytes is not known yet
+        ):  # the position of the bytes of `data` is not known yet
             raise self._too_large()
 
     def on_message_begin(self) -> None:
-        """Handle the beginning of a request."""
+        """Start a new request (callback of httptools)."""
         self.in_head = True
         self._url = b""
         self._headers = []
 
     def on_url(self, url: bytes) -> None:
-        """Handle the next bytes of the request target."""
+        """Append to the request target (callback of httptools)."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header or a trailer."""
+        """Store a header or a trailer (callback of httptools)."""
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Handle the end of a head."""
+        """Validate a complete head and pass it to the sink (callback of httptools)."""
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
@@ -109,12 +121,12 @@ class RequestParser:
         self._sink.handle_head(method, self._url, version, headers, body_framing, keep_alive=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
-        """Handle the next bytes of a body."""
+        """Pass the next bytes of a request body to the sink (callback of httptools)."""
         self._unconfirmed_bytes = 0
         self._sink.handle_body(body)
 
     def on_message_complete(self) -> None:
-        """Handle the end of a request."""
+        """Notify the sink of the end of a request (callback of httptools)."""
         if not self.in_head:  # otherwise the head is parsed again without its upgrade header
             self._unconfirmed_bytes = 0
             self._sink.handle_end(keep_alive=self._parser.should_keep_alive())

@@ -1,4 +1,4 @@
-"""TCP keep-alive probes, to detect that the other host of an idle connection is gone."""
+"""TCP keep-alive probes, which detect that the remote host of an idle connection is gone."""
 
 import socket
 
@@ -8,9 +8,10 @@ PROBES = 4
 
 
 def enable_tcp_keep_alive(connection: socket.socket) -> None:
-    """Send probes after `IDLE_SECS` without traffic, and fail the connection when `PROBES` of them are lost.
+    """Enable TCP keep-alive probes on a socket.
 
-    Connections accepted from a listening socket inherit the setting.
+    Probes are sent after `IDLE_SECS` without traffic. The connection fails after `PROBES` probes without a reply.
+    Connections that are accepted from a listening socket inherit these settings.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", IDLE_SECS), ("TCP_KEEPINTVL", INTERVAL_SECS), ("TCP_KEEPCNT", PROBES)):

@@ -1,4 +1,8 @@
-"""Admission control of one model: adds a clock, waiting tasks and error responses to the queue in `fair_queue`."""
+"""Admission control of one model.
+
+`fair_queue` decides which requests are admitted. This module adds a clock, makes the tasks of requests wait for the
+decision, and converts rejections to error responses.
+"""
 
 import asyncio
 import math
@@ -16,7 +20,9 @@ _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; reque
 
 
 class Admission:
-    """Admits requests to one model's batch if a slot and enough KV cache memory are free. Ends with `close`.
+    """Admits requests to one model's running batch when a slot and enough KV cache memory are free.
+
+    After `close`, every new request is rejected.
 
     Args:
         config: limits from the configuration.
@@ -37,16 +43,16 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmissionSlot"]:
-        """Wait until the request is admitted; the request holds its slot while the context is open.
+        """Wait until the request is admitted, then yield its slot. The slot is freed when the context is left.
 
         Args:
-            principal: principal (API key owner) of the request, as one word; empty for anonymous requests.
+            principal: name of the request's principal (API key owner); empty for anonymous requests.
             prompt_tokens: number of tokens in the prompt.
             max_tokens: maximum number of output tokens.
 
         Raises:
-            ApiError: status 413, 429 or 503. The request was rejected at once or after waiting, or the model is being
-                unloaded.
+            ApiError: the request was rejected at once or after waiting, or `close` was called. Status 413: the prompt
+                does not fit in the KV cache. 429: the principal has too many requests. 503: any other reason.
         """
         self._require_open()
         ticket = Ticket(
@@ -69,12 +75,16 @@ class Admission:
             self._settle(self._queue.leave(ticket, self._clock()))
 
     def close(self, error: ApiError) -> None:
-        """Reject waiting and later requests with `error`. Admitted requests continue."""
+        """Reject all waiting requests and all later requests with `error`. Admitted requests continue."""
         self._closed = error
         self._settle(self._queue.close())
 
     def load(self, model: str) -> ModelLoad:
-        """Return the current load of the model `model`. Fields unrelated to admission keep their defaults."""
+        """Return the admission counts and KV cache memory of this model. Other fields keep their defaults.
+
+        Args:
+            model: id of the model, for the field `id`.
+        """
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()
         return ModelLoad(
@@ -103,11 +113,7 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake the tasks that wait for `tickets`, and set the timer for the next deadline.
-
-        Args:
-            tickets: tickets that were admitted or rejected.
-        """
+        """Wake the tasks of the admitted or rejected `tickets`, and set the timer for the next deadline."""
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
@@ -180,7 +186,7 @@ class Admission:
 
 
 class AdmissionSlot:
-    """The slot of an admitted request."""
+    """The slot that an admitted request occupies in the model's running batch."""
 
     def __init__(self, queue: FairQueue, ticket: Ticket, pages: Callable[[int], int]) -> None:
         self._queue = queue
@@ -188,12 +194,15 @@ class AdmissionSlot:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine holds KV pages for `tokens` tokens of this request; their reservation ends."""
+        """Record that the engine has allocated KV pages for `tokens` tokens of this request.
+
+        The allocated pages no longer count as reserved.
+        """
         self._queue.hold(self._ticket, self._pages(tokens))
 
 
 def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
-    """Return the admission limits of a model: the configured limits, else defaults from the engine's options."""
+    """Return a model's admission limits. A limit that `config` leaves unset is derived from the engine's options."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)
     anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)

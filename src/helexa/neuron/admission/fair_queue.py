@@ -1,15 +1,15 @@
-"""The admission queue of one model, as a state machine without a clock: callers pass the time.
+"""The admission queue of one model, as a state machine. It reads no clock: callers pass the current time.
 
-Each request has a ticket. The ticket arrives, waits, is admitted or rejected, and leaves.
+Each request has a `Ticket`, which records whether the request waits, was admitted or was rejected.
 
-A request gets its slot and its memory at the same moment, and waiting requests hold neither. Requests therefore cannot
-deadlock over slots and memory.
+A request gets its slot and its KV cache memory at the same moment. A waiting request holds neither of them. Requests
+therefore cannot deadlock over slots and memory.
 
 The principals (API key owners) share the slots fairly:
 
-* The next request comes from the principal that has used the least memory. Each admission adds the memory of the
-  request to this sum, so principals with large requests are admitted less often.
-* A new principal starts with a sum close to the sums of the others, so it has neither credit nor debt.
+* Each principal has a sum of the KV pages of all its admitted requests. The next request comes from the principal with
+  the smallest sum, so principals with large requests are admitted less often.
+* The sum of a new principal starts close to the sums of the others. Otherwise its requests would all be admitted first.
 * If there are at least `_MANY_SLOTS` slots, one principal can hold all slots except one.
 * Anonymous requests count as one principal. They are admitted only if no request with a principal waits.
 """
@@ -24,7 +24,7 @@ ANONYMOUS = ""
 
 _MANY_SLOTS = 8
 _MAX_PASSES = 16  # how many smaller requests may be admitted ahead of a request that waits for memory
-_CHECK_SECONDS = 0.25  # interval of checks for memory that was freed without notice
+_CHECK_SECONDS = 0.25  # interval of checks for KV cache memory that the engine freed without a call of `leave`
 _RATE_SECONDS = 60.0
 _RATE_SLOTS = 64
 _FIRST_RATE = 2.0  # assumed seconds per freed slot, until a slot is freed
@@ -50,7 +50,8 @@ class Limits:
         slots: maximum number of admitted requests.
         queue: maximum number of waiting requests.
         wait: maximum seconds that a request waits for a slot.
-        kv_wait: maximum seconds that a request then waits for memory, if it could have a slot.
+        kv_wait: maximum seconds that a request waits for KV cache memory, counted from the moment at which it was next
+            in line for a free slot but lacked memory.
         per_principal: maximum number of admitted and waiting requests of one principal; 0 for no limit.
         anon_slots: maximum number of admitted anonymous requests; 0 rejects all anonymous requests.
         anon_pending: maximum number of admitted and waiting anonymous requests.
@@ -68,12 +69,12 @@ class Limits:
 
     @property
     def share(self) -> int:
-        """Return the number of slots that one principal may hold."""
+        """Maximum number of slots that one principal may hold at once."""
         return share_of(self.slots)
 
 
 def share_of(slots: int) -> int:
-    """Return how many of `slots` slots one principal may hold."""
+    """Return the maximum number of slots that one principal may hold if the model has `slots` slots."""
     return slots - 1 if slots >= _MANY_SLOTS else slots
 
 
@@ -83,14 +84,14 @@ class Ticket:
 
     Attributes:
         principal: principal of the request; `ANONYMOUS` if it has none.
-        pages: KV pages reserved at admission.
-        min_pages: fewest KV pages with which the request can be served.
+        pages: number of KV pages reserved at admission.
+        min_pages: number of KV pages that the prompt and one output token need.
         rejected: reason for the rejection; None if the request was not rejected.
         number: position in the order of arrival.
         deadline: time at which a waiting request is rejected.
-        starved: whether the request was next in line but had to wait for memory.
-        passed: number of other requests admitted ahead of this request while it waited for memory.
-        held: KV pages that the engine reports for the request.
+        starved: whether the request was next in line for a slot but had to wait for KV cache memory.
+        passed: number of later requests that were admitted before this request while it waited for memory.
+        held: number of KV pages that the engine has allocated for the request, by its last report.
     """
 
     principal: str
@@ -107,24 +108,25 @@ class Ticket:
 
     @property
     def owed(self) -> int:
-        """Number of KV pages that are reserved for the request, but not yet held by the engine."""
+        """Number of KV pages that are reserved for the request but not yet allocated by the engine."""
         return max(self.pages - self.held, 0)
 
     @property
     def claimed(self) -> int:
-        """Number of KV pages that count for the request: reserved pages or held pages, the larger number."""
+        """Number of KV pages that the request uses up: the larger of its reserved and its allocated pages."""
         return max(self.pages, self.held)
 
 
 class FairQueue:
-    """Decides which requests are admitted.
+    """Decides which requests of one model are admitted, queued or rejected.
 
     The methods `arrive`, `leave` and `tick` return the tickets that they have admitted or rejected.
 
     Attributes:
-        free: number of free KV pages at the last report of the engine.
-        waiting, admitted: number of waiting requests, and number of admitted requests.
-        rejections: number of rejected requests by reason.
+        free: number of free KV pages, as last reported by the engine. The caller sets it.
+        waiting: number of waiting requests.
+        admitted: number of requests that are admitted and have not left.
+        rejections: number of rejected requests since the start, by reason.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -135,26 +137,29 @@ class FairQueue:
         self.rejections = dict.fromkeys(Reason, 0)
         self._queues: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
         self._admitted_by_principal: dict[str, int] = {}
-        self._turns: dict[str, float] = {}  # cost of the turns that each present principal has had
-        self._turn = 0.0  # starting value for new principals
-        self._promised = 0  # pages reserved but not reported as held
-        self._claimed = 0  # pages of admitted requests, held or reserved
+        self._turns: dict[str, float] = {}  # sum of the pages of admitted requests, by principal with requests
+        self._turn = 0.0  # starting sum for new principals
+        self._promised = 0  # sum of `owed` of all admitted tickets
+        self._claimed = 0  # sum of `claimed` of all admitted tickets
         self._arrived = 0
         self._freed: deque[float] = deque(maxlen=_RATE_SLOTS)
 
     @property
     def available(self) -> int:
-        """Number of KV pages available to the next request."""
+        """Number of KV pages that are neither allocated nor reserved, and can be reserved for the next request."""
         # The engine reports a prompt's pages only with its first token. Until then, `free` excludes these pages and
         # `_promised` includes them. `_claimed` counts a page that several requests share once for each request.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
     def admitted_of(self, principal: str) -> int:
-        """Return the number of admitted requests of `principal`."""
+        """Return the number of requests of `principal` that are admitted now."""
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit, queue or reject a new request. If the queue is full, a waiting request may be rejected instead."""
+        """Admit, queue or reject a new request, and return the tickets that were admitted or rejected.
+
+        If the queue is full, a waiting request may be rejected instead of the new request.
+        """
         limits, principal = self.limits, ticket.principal
         pending = self.admitted_of(principal) + len(self._queues.get(principal, ()))
         if ticket.min_pages > limits.pages:
@@ -177,7 +182,10 @@ class FairQueue:
         return settled
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Remove a request that ended or stopped waiting, and admit others. Call once for each request that arrived."""
+        """Remove a request that has finished or no longer waits, and return the tickets admitted in its place.
+
+        The caller must call this method once for each request that it passed to `arrive`.
+        """
         if ticket.admitted:
             ticket.admitted = False
             self.admitted -= 1
@@ -194,7 +202,7 @@ class FairQueue:
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
-        """Record that the engine holds `pages` KV pages for an admitted request."""
+        """Record that the engine has allocated `pages` KV pages for an admitted request."""
         if ticket.admitted and pages > ticket.held:
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
@@ -203,7 +211,10 @@ class FairQueue:
             self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
-        """Admit requests that fit now, and reject waiting requests whose deadline has passed. Call when time passes."""
+        """Admit requests that fit now, and reject waiting requests after their deadline. Return both kinds of tickets.
+
+        The caller must call this method at the time that `next_tick` returns.
+        """
         settled = self._admit(now)
         for ticket in [ticket for ticket in self._waiters() if ticket.deadline <= now]:
             self._dequeue(ticket)
@@ -218,21 +229,24 @@ class FairQueue:
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return in how many seconds a new request would probably be admitted, by the recent rate of freed slots."""
+        """Return the estimated seconds until a new request would be admitted, for the header `Retry-After`.
+
+        The estimate uses the rate at which slots were freed recently.
+        """
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE
         return min(max(math.ceil((self.waiting + 1) * each), 1), _LONGEST_RETRY)
 
     def close(self) -> list[Ticket]:
-        """Remove all waiting requests and return them. The caller chooses their error."""
+        """Remove all waiting requests and return their tickets. The caller rejects these requests with an error."""
         waiters = list(self._waiters())
         for ticket in waiters:
             self._dequeue(ticket)
         return waiters
 
     def _admit(self, now: float) -> list[Ticket]:
-        """Admit requests while a slot is free and `_next` returns a request; return the admitted tickets."""
+        """Admit requests until no slot is free or `_next` returns None. Return the admitted tickets."""
         admitted: list[Ticket] = []
         while self.admitted < self.limits.slots and (ticket := self._next(now)) is not None:
             self._dequeue(ticket)
@@ -251,8 +265,8 @@ class FairQueue:
     def _next(self, now: float) -> Ticket | None:
         """Return the next request to admit, or None if no request can be admitted.
 
-        The first request of the principal with the least use comes next, if its memory is free. Otherwise the first
-        request of another principal can be admitted ahead of it, at most `_MAX_PASSES` times.
+        The oldest waiting request of the principal with the smallest sum of pages comes next, if enough KV pages are
+        available. Otherwise a request of another principal can be admitted first, at most `_MAX_PASSES` times.
         """
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)
@@ -276,13 +290,13 @@ class FairQueue:
         return self.limits.anon_slots if principal == ANONYMOUS else self.limits.share
 
     def _evict(self, newcomer: Ticket) -> Ticket:
-        """Reject one waiting request, because the queue is too long; return its ticket.
+        """Reject one waiting request because the queue is too long. Return its ticket.
 
-        The first rule that applies selects the request:
+        The first rule that applies selects the request to reject:
 
-        1. `newcomer` is anonymous: `newcomer`.
-        2. An anonymous request waits: the newest anonymous request.
-        3. Otherwise: the newest request of the principal with the most waiting requests.
+        1. If `newcomer` is anonymous, reject `newcomer`.
+        2. If an anonymous request waits, reject the newest anonymous request.
+        3. Otherwise, reject the newest request of the principal with the most waiting requests.
         """
         anonymous = self._queues.get(ANONYMOUS)
         if anonymous and newcomer.principal != ANONYMOUS:
@@ -301,7 +315,7 @@ class FairQueue:
         return ticket
 
     def _dequeue(self, ticket: Ticket) -> None:
-        """Remove a ticket from its principal's queue."""
+        """Remove a waiting ticket from the queue of its principal."""
         queue = self._queues[ticket.principal]
         queue.remove(ticket)
         if not queue:

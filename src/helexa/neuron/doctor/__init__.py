@@ -1,1 +1,1 @@
-"""`neuron doctor`: check this machine and the configuration, one module per subject."""
+"""The command `neuron doctor`: checks this machine and the node's configuration. Each module checks one subject."""

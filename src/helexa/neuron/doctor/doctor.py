@@ -1,4 +1,4 @@
-"""Run all checks and print the findings as text or JSON."""
+"""Run all checks of `neuron doctor` and print their results (findings) as text or JSON."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def examine(settings: NeuronConfig) -> Iterator[Finding]:
-    """Yield findings about all requirements of a node, the most important first."""
+    """Run all checks that `neuron doctor` reports, and yield the result of each check as soon as it is known."""
     device = settings.harness.torch.device
     yield from examine_machine(settings, default_device() if device == "auto" else device)
     models = ", ".join(spec.model_id for spec in settings.default_models)
@@ -29,13 +29,14 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Yield findings about everything that running models locally requires, except the node's port and network
-    exposure.
+    """Check what models need in order to run on this machine: hardware, kernels, cache folder and model hubs.
+
+    The node's port and its access from other machines are not checked.
 
     Args:
         settings: the node's configuration.
-        device: device on which the models run.
-        why: reason for the choice of `device`; may be empty.
+        device: torch name of the device on which the models run, for example `cuda:0`.
+        why: reason for the choice of `device`, for the printed text; may be empty.
     """
     torch = settings.harness.torch
     yield from look_at_machine(torch.device)
@@ -45,7 +46,10 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
 
 
 def report(checks: Iterable[Finding], *, as_json: bool) -> bool:
-    """Print the findings. Return True if no finding prevents serving the configured models."""
+    """Print the findings. Return True if none of them has the level `fault`.
+
+    Text lines are printed one by one as the checks finish. JSON is printed after the last check.
+    """
     findings: list[Finding] = []
     for finding in checks:
         findings.append(finding)

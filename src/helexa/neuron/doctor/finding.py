@@ -6,13 +6,13 @@ Level = Literal["fine", "note", "fault"]
 
 
 class Finding(NamedTuple):
-    """The result of one check of `neuron doctor`, in one sentence.
+    """The result of one check of `neuron doctor`.
 
     Attributes:
-        topic: subject of the check.
+        topic: subject of the check, for example `disk` or `kernels`.
         level: `fault` if the problem prevents serving the configured models, `note` if an improvement is possible,
             `fine` if there is no problem.
-        text: the finding, and how to fix the problem.
+        text: one sentence that describes the result and, if there is a problem, how to fix it.
     """
 
     topic: str

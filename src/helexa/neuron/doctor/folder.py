@@ -12,11 +12,11 @@ _UNFINISHED = ".incomplete"
 
 
 def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
-    """Yield findings about a cache folder and its content.
+    """Check a cache folder: write access, free disk space, total size of its files and unfinished downloads.
 
     Args:
         folder: the folder, which may not exist yet.
-        content: description of the folder's content.
+        content: description of the files in the folder, for the printed text.
     """
     yield _look(folder, content)
     yield from _look_inside(folder)

@@ -1,4 +1,4 @@
-"""Check whether the hubs are reachable and the default models available."""
+"""Check whether the model hubs are reachable and the models to load at start are available."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +26,7 @@ _NO_PIP = (
 
 
 def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
-    """Yield findings about every hub and every model loaded at start."""
+    """Check each configured model hub, its cache folder, and each model that the node loads at start."""
     sources = Sources(settings)
     names = dict.fromkeys([DEFAULT_SCHEME, *settings.harness.torch.sources])
     reachable: set[str] = set()
@@ -70,10 +70,16 @@ def _ask(hub: Hub) -> Finding:
 
 
 def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
-    """Return a finding that says whether the files of the model `spec` are available.
+    """Return whether the files of the model `spec` are on this machine or can be downloaded at start.
+
+    Args:
+        settings: the node's configuration.
+        sources: the configured model sources.
+        spec: the model to load at start.
+        reachable: source schemes of the hubs that responded.
 
     Raises:
-        HelexaError: the model is unavailable, and the hub is not the cause.
+        HelexaError: the configured source is invalid, names an unknown hub, or is a local path without a model.
     """
     source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
     path: Path | None

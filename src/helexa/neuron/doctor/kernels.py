@@ -1,6 +1,6 @@
-"""Check torch and the kernels that engines would choose.
+"""Check torch and the compute kernels that an inference engine would choose on each device.
 
-Torch is imported in a separate process, as in engines, so that a broken torch cannot crash this process.
+A separate process imports torch, because a broken installation of torch may crash the process that imports it.
 """
 
 import os
@@ -22,14 +22,14 @@ _SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may
 
 
 class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels that an engine would use on one device.
+    """The compute kernels that an engine would use on one device.
 
     Attributes:
-        device: name of the device in torch.
-        kernels: name of the kernels.
+        device: name of the device in torch, for example `cuda:0`.
+        kernels: name of the set of kernels; `NO_KERNELS` if the device is unusable.
         dtype: dtype of the activations.
-        reason: why the engine uses these kernels, or why it cannot use faster kernels.
-        free_mb: memory available to a model, in MiB; None if unknown.
+        reason: why the engine uses these kernels, why it cannot use faster kernels, or why the device is unusable.
+        free_mb: free memory of the device, in MiB; None if unknown.
     """
 
     device: str
@@ -40,13 +40,13 @@ class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """All devices that torch can use.
+    """The devices that torch finds on this machine, and the kernels that an engine would use on each of them.
 
     Attributes:
-        threads: number of threads of an engine on a CPU.
+        threads: number of threads that an engine uses on a CPU.
         devices: the kernels for each device.
-        unusable: why the configured device is unusable, or None.
-        without_access: pairs of CUDA devices without access to each other's memory.
+        unusable: why an engine cannot use the device on which the models run; None if it can.
+        without_access: pairs of torch names of CUDA devices that cannot access each other's memory directly.
     """
 
     threads: int
@@ -56,12 +56,12 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Yield findings about every device that torch can use, and about problems that make `device` unusable.
+    """Check torch, the kernels for each device that torch finds, and whether `device` is usable.
 
     Args:
         settings: options of the engine.
-        device: device on which the models run.
-        why: reason for the choice of `device`; may be empty.
+        device: torch name of the device on which the models run.
+        why: reason for the choice of `device`, for the printed text; may be empty.
     """
     if not torch_version():
         yield Finding("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
@@ -94,10 +94,11 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
 
 
 def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
-    """Return the devices that torch can use, as reported by a separate process that imports torch.
+    """Start a process that imports torch, and return the devices and kernels that this process reports.
 
     Raises:
-        ValueError: the separate process failed; the text is its last error line.
+        ValueError: the process failed. The message is the last line of its stderr.
+        subprocess.TimeoutExpired: the process took longer than `_SURVEY_SECONDS`.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-m", "helexa.neuron.kernel_survey", options]

@@ -1,4 +1,4 @@
-"""Check the operating system, CPU, compiler and accelerators."""
+"""Check the operating system, CPU, C compiler and accelerators of this machine."""
 
 import os
 import platform
@@ -24,10 +24,11 @@ _INSTRUCTIONS = {
 
 
 def look_at_machine(device: str) -> Iterator[Finding]:
-    """Yield findings about the operating system, the CPU, the compiler and the accelerators.
+    """Check the operating system, CPU, C compiler, accelerators and NVIDIA driver of this machine.
 
     Args:
-        device: configured device; `auto` means the best usable device.
+        device: configured device. A broken NVIDIA driver is a `fault` unless `device` is `cpu` or `mps`. `auto` means
+            that the node chooses the device.
     """
     facts = discover()
     memory = f"{facts.memory_total_mb} MiB of memory"
@@ -80,7 +81,7 @@ def _triton() -> Iterator[Finding]:
 
 
 def _instructions() -> list[str] | None:
-    """Return the instruction sets that the CPU has, among those that `_INSTRUCTIONS` lists; None if unknown."""
+    """Return the names of the instruction sets in `_INSTRUCTIONS` that this CPU supports; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -8,9 +8,9 @@ from helexa.neuron.doctor.finding import Finding
 
 
 def look_at_port(host: str, port: int) -> Finding:
-    """Return a finding on whether this process can listen on `host` and `port`.
+    """Check whether a process can listen on `host` and `port`.
 
-    A port in use yields a note and not a fault, because the process that uses the port may be this node.
+    A port that is in use is only a `note`, because the process that uses the port may be this node itself.
     """
     try:
         bind((host, port)).close()
@@ -25,7 +25,7 @@ def look_at_port(host: str, port: int) -> Finding:
 
 
 def _owner(port: int) -> str | None:
-    """Return the process that listens on the port, or None if unknown."""
+    """Return the id and command line of the process that listens on `port`, as text. None if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port

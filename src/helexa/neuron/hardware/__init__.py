@@ -1,1 +1,1 @@
-"""Discover CPU, accelerators and memory of this machine."""
+"""Discover the CPU, the accelerators and the memory of this machine."""

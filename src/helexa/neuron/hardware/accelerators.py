@@ -1,4 +1,7 @@
-"""NVIDIA devices as reported by NVML, numbered as torch numbers them in engines started by this process."""
+"""NVIDIA devices as reported by NVML (NVIDIA's management library), without importing torch.
+
+The devices have the same numbers as in torch: `CUDA_VISIBLE_DEVICES` of this process selects and orders them.
+"""
 
 import logging
 import os
@@ -21,13 +24,13 @@ _PATIENCE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The NVIDIA devices of this machine, which do not change during the process's lifetime.
+    """The NVIDIA devices of this machine, found once per process.
 
     Attributes:
-        devices: the devices that engines can use.
-        cuda_version: highest CUDA version that the driver supports.
-        driver_version: version of the driver.
-        unavailable: why no device is usable although a driver is installed.
+        devices: the devices that engines can use, in torch's order.
+        cuda_version: highest CUDA version that the driver supports; None if unknown.
+        driver_version: version of NVIDIA's driver; None if unknown.
+        unavailable: why no device is usable although a driver is installed; None if there is no such problem.
     """
 
     devices: list[Device] = field(default_factory=list[Device])
@@ -38,9 +41,12 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Return the NVIDIA devices that engines can use. Never raises, and limits the wait for an unresponsive driver."""
+    """Return the NVIDIA devices that engines can use. Errors are returned in `unavailable`, not raised.
+
+    If the driver does not respond within `_PATIENCE_SECONDS`, the result has no devices.
+    """
     results: list[Accelerators] = []
-    # A separate thread: a call into a driver that lost its device may never return.
+    # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
     thread.join(_PATIENCE_SECONDS)
@@ -75,7 +81,10 @@ def _find() -> Accelerators:
 
 
 def device_health() -> list[DeviceHealth]:
-    """Return current readings of all devices that respond. The call may block if a busy driver holds its lock."""
+    """Return the current memory use, utilization and temperature of each visible device that responds.
+
+    The call may block if the driver is busy.
+    """
     nvml, _ = _nvml()
     if nvml is None:
         return []
@@ -89,12 +98,12 @@ def device_health() -> list[DeviceHealth]:
 
 
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return the indexes of the devices that CUDA makes visible, in CUDA's order.
+    """Return the NVML indexes of the devices that CUDA shows to a process, in the order in which CUDA numbers them.
 
     Args:
-        wanted: value of `CUDA_VISIBLE_DEVICES`: a list of numbers or UUID prefixes. CUDA ignores the first invalid
-            entry and all entries after it.
-        uuids: UUIDs of all devices, in bus order.
+        wanted: value of `CUDA_VISIBLE_DEVICES`, a list of numbers or UUID prefixes; None if the variable is not set.
+            CUDA ignores the first invalid entry and all entries after it.
+        uuids: UUIDs of all devices, by NVML index.
     """
     if wanted is None:
         return list(range(len(uuids)))
@@ -111,7 +120,10 @@ def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
 
 @cache
 def _nvml() -> tuple[Any, str | None]:
-    """Return the initialized NVML library, or None with the reason if a driver is installed but does not work."""
+    """Return the initialized NVML module and None, or None and the reason why the installed driver does not work.
+
+    Without a driver or without the package `nvidia-ml-py`, both elements are None.
+    """
     try:
         import pynvml
     except ImportError:
@@ -130,13 +142,13 @@ def _nvml() -> tuple[Any, str | None]:
 
 
 def _visible_indexes(nvml: Any) -> list[int]:
-    """Return NVML's index of each device visible to engines, in torch's order."""
+    """Return the NVML index of each device that engines can use, in the order in which torch numbers the devices."""
     uuids = [_uuid(nvml, nvml_index) for nvml_index in range(nvml.nvmlDeviceGetCount())]
     return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
 def _uuid(nvml: Any, nvml_index: int) -> str:
-    """Return a device's UUID; empty for a lost device, which still keeps its index."""
+    """Return the UUID of the device with the index `nvml_index`; empty if the driver has lost the device."""
     try:
         return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(nvml_index))
     except nvml.NVMLError:
@@ -182,7 +194,10 @@ def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Return the versions of NVIDIA's kernel module and of its library, as text. NVML needs equal versions."""
+    """Return the versions of NVIDIA's kernel module and of the NVML library, as text for an error message.
+
+    NVML works only if both versions are equal.
+    """
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()

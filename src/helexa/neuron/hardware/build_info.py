@@ -21,7 +21,10 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """Return the body of `GET /version`. The first call may run git if helexa runs from a git checkout."""
+    """Return the JSON members of the response to `GET /version`: the versions of helexa, Python, torch and Triton.
+
+    The first call runs git if helexa runs from a git checkout. Later calls return the same result.
+    """
     sha, dirty = _commit()
     torch = _torch_facts()
     return {
@@ -39,7 +42,7 @@ def build_facts() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str:
-    """Return the installed version of a package; empty if not installed."""
+    """Return the version of the installed Python package `package`; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -47,10 +50,10 @@ def installed_version(package: str) -> str:
 
 
 def _commit() -> tuple[str, bool | None]:
-    """Return the commit of helexa's code, and whether files differ from the commit (None: unknown).
+    """Return the hash of helexa's git commit, and whether tracked files have uncommitted changes (None: unknown).
 
-    The commit comes from `HELEXA_BUILD_SHA`, else from pip's record of an installation from a repository, else from the
-    git checkout.
+    The hash is `$HELEXA_BUILD_SHA` if set. Otherwise it comes from pip's record if pip installed helexa from a git
+    repository, else from the git checkout. It is `UNKNOWN` if none of these exists.
     """
     sha = os.environ.get("HELEXA_BUILD_SHA") or _commit_from_pip()
     if sha and _SHA.fullmatch(sha):
@@ -78,7 +81,7 @@ def _git(*arguments: str) -> str:
 
 
 def _torch_facts() -> dict[str, str]:
-    """Return the string constants in torch's `version.py`."""
+    """Return the string constants in the file `torch/version.py` by name, without importing torch."""
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
     except (OSError, metadata.PackageNotFoundError):

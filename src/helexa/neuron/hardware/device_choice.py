@@ -1,4 +1,4 @@
-"""Choose a model's device from hardware facts, before loading the model."""
+"""Choose the device for a model, by the model's size and the devices' free memory, before the model is loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WORKING_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device, with its name in torch and its free memory."""
+    """A CUDA device: its name in torch, for example `cuda:0`, and its free memory in bytes."""
 
     device: str
     free_bytes: int
@@ -22,7 +22,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device chosen for a model, the reason for the choice, and the reasons against better devices."""
+    """The device chosen for a model.
+
+    Attributes:
+        device: name of the device in torch.
+        reason: why this device was chosen.
+        skipped: texts that say why each faster device was not chosen.
+    """
 
     device: str
     reason: str
@@ -35,14 +41,16 @@ class DeviceChoice:
 def choose_device(
     model_bytes: int, gpus: Sequence[Gpu], *, mps: bool = False, skipped: Sequence[str] = ()
 ) -> DeviceChoice:
-    """Choose the CUDA device with the most free memory if the model fits into this memory, else Apple's GPU, else the
-    CPU.
+    """Choose the device on which a model runs.
+
+    If the model fits on the CUDA device with the most free memory, this device is chosen. Otherwise Apple's GPU is
+    chosen if the machine has one, else the CPU.
 
     Args:
-        model_bytes: size of the model's files; 0 if unknown.
+        model_bytes: size of the model's files in bytes; 0 if unknown.
         gpus: the usable CUDA devices.
-        mps: the machine has Apple's GPU (torch's `mps` device).
-        skipped: why other devices cannot be used; the result includes these texts.
+        mps: whether the machine has Apple's GPU (torch's `mps` device).
+        skipped: texts that say why other devices cannot be used. They are included in the result.
     """
     needed = int(model_bytes * _WORKING_SHARE) + _WORKING_BYTES
     passed_over = list(skipped)
@@ -56,7 +64,7 @@ def choose_device(
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
-    """Choose the device for a model of `model_bytes` bytes on this machine, by the current free memory."""
+    """Choose a device of this machine for a model whose files have `model_bytes` bytes, by the current free memory."""
     facts = discover()
     if torch_version().endswith("+cpu"):
         skipped_devices = [
@@ -71,5 +79,10 @@ def device_for(model_bytes: int) -> DeviceChoice:
 
 
 def _free(device: Device, free_bytes: Mapping[int, int]) -> int:
-    """Return a device's free bytes. If a device never reports its memory, return the free host memory."""
+    """Return the free memory of `device` in bytes, or the free host memory if the device does not report its memory.
+
+    Args:
+        device: the CUDA device.
+        free_bytes: free bytes by device index, for the devices that reported them.
+    """
     return free_bytes.get(device.index, 0) if device.vram_total_mb else host_memory()[0]

@@ -1,4 +1,7 @@
-"""Describe this machine's system, CPU and accelerators, without importing torch and without raising."""
+"""Describe the operating system, CPU and accelerators of this machine, without importing torch.
+
+The functions raise no errors. Unknown facts are empty, None or replaced by defaults.
+"""
 
 import os
 import platform
@@ -20,9 +23,9 @@ _DRIVER = Path("/dev/nvidiactl")
 
 @cache
 def discover() -> Discovery:
-    """Return the hardware facts that do not change during the process's lifetime. The caller sets `max_prompt_tokens`.
+    """Return the hardware facts of this machine. They are determined once per process.
 
-    The caller sets `max_prompt_tokens`.
+    The caller sets the field `max_prompt_tokens`, which does not depend on the hardware.
     """
     nvml = accelerators()
     return Discovery(
@@ -41,18 +44,24 @@ def discover() -> Discovery:
 
 
 def default_device() -> str:
-    """Return the default device: the CUDA device with the most memory that torch can use, else the CPU."""
+    """Return the torch name of the default device: the CUDA device with the most memory, or `cpu` without CUDA.
+
+    If NVIDIA's driver is installed but does not work, the result is `cuda:0`.
+    """
     facts = discover()
     if torch_version().endswith("+cpu"):
         return "cpu"
     if facts.devices:
         return f"cuda:{max(facts.devices, key=lambda device: device.vram_total_mb).index}"
-    # Loads on `cuda:0` fail and report the driver's problem. On the CPU they would succeed and be slow without notice.
+    # A load on `cuda:0` fails and reports the driver's problem. A load on the CPU would succeed and be slow.
     return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
 
 
 def overlooked() -> str | None:
-    """Return a warning if NVIDIA's driver is present but NVML reports no visible device, else None."""
+    """Return a warning if NVIDIA's driver is loaded but NVML (its management library) reports no device, else None.
+
+    The result is also None if the devices are hidden on purpose or torch is installed without CUDA.
+    """
     facts = discover()
     known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
     if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
@@ -64,13 +73,13 @@ def overlooked() -> str | None:
 
 
 def has_apple_silicon() -> bool:
-    """Return whether the machine has Apple's GPU with unified memory, torch's `mps` device."""
+    """Return whether this machine has an Apple GPU with unified memory (torch's `mps` device)."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 @cache
 def torch_version() -> str:
-    """Return the installed version of torch without importing torch; empty if not installed."""
+    """Return the installed version of torch without importing torch; empty if torch is not installed."""
     return installed_version("torch")
 
 

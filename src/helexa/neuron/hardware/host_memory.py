@@ -1,4 +1,4 @@
-"""Host memory that this process and its engines may use."""
+"""The host memory (RAM) that this process and its engines may use."""
 
 from pathlib import Path
 
@@ -9,11 +9,13 @@ _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 
 
 def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[int, int]:
-    """Return the free and the total bytes of host memory, limited by the control group of the container or service.
+    """Return the free bytes and the total bytes of host memory that this process may use.
+
+    Both are limited by the Linux control groups (cgroups) of the process, for example those of its container.
 
     Args:
-        cgroup: root folder of control groups, version 2.
-        own_group: path of this process's control group below `cgroup`; None to ask the system.
+        cgroup: root folder of the control groups, version 2.
+        own_group: path of this process's control group below `cgroup`; None to read it from `/proc`.
     """
     machine = psutil.virtual_memory()
     free, total = machine.available, machine.total
@@ -27,8 +29,9 @@ def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[i
 
 
 def own_bytes(pid: int) -> int | None:
-    """Return the bytes of a process's memory that the kernel cannot reread from a file; None if the process does not
-    exist.
+    """Return the anonymous and shared memory of the process `pid`, in bytes; None if the process does not exist.
+
+    Mapped files, such as model weights, do not count on Linux, because the kernel can read them from disk again.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -41,7 +44,7 @@ def own_bytes(pid: int) -> int | None:
 
 
 def _own_group() -> str:
-    """Return the path of this process's control group, relative to the root group; empty if unknown."""
+    """Return the path of this process's control group below the root group; empty if unknown."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -50,7 +53,7 @@ def _own_group() -> str:
 
 
 def _reclaimable(cgroup: Path) -> int:
-    """Return the bytes of file and kernel caches, which the kernel frees on demand."""
+    """Return the bytes of file and kernel caches in the control group `cgroup`, which the kernel frees on demand."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(_RECLAIMABLE))
@@ -59,7 +62,7 @@ def _reclaimable(cgroup: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number that a file contains; None if the file is missing or contains `max`."""
+    """Return the number in the file `path`; None if the file is missing or contains no number (`max`: no limit)."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

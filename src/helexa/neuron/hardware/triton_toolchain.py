@@ -1,4 +1,4 @@
-"""Check that Triton can compile its small helper libraries: it needs a C compiler and Python's headers."""
+"""Check whether Triton can compile its C helper libraries, for which it needs a C compiler and Python's headers."""
 
 import importlib.util
 import os
@@ -10,17 +10,20 @@ from pathlib import Path
 
 from helexa.neuron.cache_folder import cache_root
 
-# the library that Triton builds for this Python, in its cache
+# glob pattern of the C helper library that Triton compiles for this Python version into its cache folder
 _LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of kernels compiled by Triton: `$TRITON_CACHE_DIR`, else a folder in the node's cache."""
+    """Return the folder in which Triton stores compiled kernels.
+
+    It is `$TRITON_CACHE_DIR` if set, else the folder `triton` in the node's cache folder.
+    """
     return Path(environ.get("TRITON_CACHE_DIR") or cache_root(None, environ) / "triton")
 
 
 def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return why Triton cannot work on a GPU, and the remedy; None if no problem is known."""
+    """Return what Triton lacks to compile GPU kernels and how to install it; None if nothing is known to be missing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install triton"
     if any(triton_cache(environ).glob(_LIBRARY)):

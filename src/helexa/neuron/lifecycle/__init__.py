@@ -1,1 +1,1 @@
-"""Load, unload and recover the models of a node."""
+"""Load and unload the models of a node, and restart crashed engines."""

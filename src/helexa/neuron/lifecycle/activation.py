@@ -1,4 +1,7 @@
-"""Load the default models in the background when the node starts, one by one, and report the progress to `/health`."""
+"""Load the configured default models in the background, one by one, when the node starts.
+
+`GET /health` reports the progress.
+"""
 
 import asyncio
 import logging
@@ -19,8 +22,8 @@ LONGEST_PAUSE_SECONDS = 300.0
 class Activation:
     """Loads the default models one after another.
 
-    A model whose files cannot be downloaded stays pending. After all other models, the node waits and tries its
-    download again. A load that fails with another error is not tried again.
+    If a download fails, the model stays pending. After the other models, the node waits and retries the load. There
+    are at most `ATTEMPTS` attempts per model. A load that fails with any other error is not retried.
     """
 
     def __init__(
@@ -37,12 +40,12 @@ class Activation:
         registry.awaited |= self._waiting.keys()
 
     def snapshot(self) -> fleet.Activation:
-        """Return the current progress of the default models, as `/health` reports it."""
+        """Return which default models are loaded, being loaded, pending or failed, as `GET /health` reports them."""
         pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
         return self._state.model_copy(update={"pending": pending}, deep=True)
 
     async def run(self) -> None:
-        """Load all default models. Return when each model is loaded or has finally failed."""
+        """Load all default models. Return when each model is loaded or its load has failed without further retries."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             for model_id, spec in list(self._waiting.items()):

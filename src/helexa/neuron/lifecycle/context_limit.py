@@ -1,4 +1,4 @@
-"""Compute the context length that a model can offer now, for both admission and reports."""
+"""Compute the context length that a model can offer now. The node enforces the limit and reports it to clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from helexa.core.fleet import Limit
 from helexa.neuron.config import ContextLimitConfig
 
 LEAST_BY_RATE = 4096
-"""Smallest limit of a slow machine, in tokens; shorter contexts are useless for conversations."""
+"""Lower bound of the context limit that the prefill rate sets, in tokens. Conversations need at least this length."""
 
 HOLD_SECONDS = 600.0
 
 _STEP = 1024
-_OUTPUT_PART = 4  # divisor: share of a short context that is left for the answer
+_OUTPUT_PART = 4  # at most a quarter of the context is reserved for the output
 # default prefill time limit in seconds, and assumed prompt tokens per second before a measurement
 _CPU = (600.0, 100.0)
 _ACCELERATOR = (120.0, 800.0)
@@ -20,14 +20,15 @@ _ACCELERATOR = (120.0, 800.0)
 
 @dataclass(frozen=True)
 class Facts:
-    """Fixed properties of an engine that limit a model's context.
+    """Properties of an engine that limit a model's context length and do not change while the engine runs.
 
     Attributes:
-        context: largest number of tokens in a sequence, by training, configuration and cache size.
-        pages: number of KV pages.
+        context: largest number of tokens in a sequence: the smallest of the trained context length, the configured
+            length and the size of the KV cache.
+        pages: total number of KV pages.
         page_size: tokens per KV page.
         page_bytes: bytes per KV page.
-        cpu: the engine runs on a CPU.
+        cpu: whether the engine runs on a CPU.
     """
 
     context: int
@@ -39,11 +40,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Readings:
-    """Current measurements that limit a model's context.
+    """Current measurements that limit a model's context length.
 
     Attributes:
-        missing_bytes: bytes of the engine's memory grant that other programs use.
-        tok_s_prefill: measured prompt tokens per second; 0 before a measurement.
+        missing_bytes: bytes of memory that the node has granted to the engine but other programs use.
+        tok_s_prefill: measured prefill rate in prompt tokens per second; 0 before the first measurement.
     """
 
     missing_bytes: int = 0
@@ -51,10 +52,9 @@ class Readings:
 
 
 def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
-    """Return three limits, in tokens: of the context, of a prompt (`input`) and of an answer (`output`).
+    """Return the current limits of a model, in tokens: `context`, `input` (prompt) and `output` (reserved for output).
 
-    The limit of a prompt is the context without the space reserved for an answer. A context of 0 means that there is no
-    memory for any request.
+    `input` is `context` minus `output`. A `context` of 0 means that there is no memory for any request.
     """
     context = min(facts.context, _cached_positions(facts, readings.missing_bytes))
     if settings.enabled:
@@ -67,27 +67,28 @@ def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig
 
 
 def rate_ceiling(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> int:
-    """Return the length of the longest prompt, in tokens, whose prefill takes at most the configured time."""
+    """Return the number of prompt tokens whose prefill takes the configured time, but at least `LEAST_BY_RATE`."""
     seconds = settings.target_prefill_latency_secs or (_CPU if facts.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (readings.tok_s_prefill or first_rate(facts, settings))), LEAST_BY_RATE)
 
 
 def first_rate(facts: Facts, settings: ContextLimitConfig) -> float:
-    """Return the prefill rate, in prompt tokens per second, that is assumed before a measurement."""
+    """Return the prefill rate, in prompt tokens per second, that is assumed before the first measurement."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if facts.cpu else _ACCELERATOR)[1]
 
 
 class SteadyRate:
-    """Smooths a measured rate to keep limits stable: the rate rises at once and falls late.
+    """Smooths the measured prefill rate, because a model's context limit depends on it and must not change often.
 
-    If all measurements during `HOLD_SECONDS` are lower than the rate, it falls to the highest of these measurements.
+    A higher measurement raises the rate at once. If all measurements during `HOLD_SECONDS` are lower than the rate, the
+    rate falls to the highest of these measurements.
 
     Args:
-        first: rate before a measurement.
-        clock: monotonic clock, in seconds.
+        first: rate before the first measurement, in tokens per second.
+        clock: function that returns monotonic time in seconds.
 
     Attributes:
-        rate: the smoothed rate.
+        rate: the smoothed rate, in tokens per second.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
@@ -97,7 +98,7 @@ class SteadyRate:
         self._since: float | None = None
 
     def measure(self, rate: float) -> None:
-        """Add a measurement, and raise or lower `rate` if necessary."""
+        """Add the measurement `rate`, in tokens per second, and update the smoothed rate."""
         if rate >= self.rate:
             self.rate, self._since = rate, None
         elif self._since is None:
@@ -109,6 +110,11 @@ class SteadyRate:
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:
-    """Return the number of tokens that the KV cache can hold in the memory that is available, in full pages."""
+    """Return how many tokens fit in the KV cache, without the pages whose memory other programs use.
+
+    Args:
+        facts: number and size of the KV pages.
+        missing_bytes: bytes of the KV cache's memory that other programs use.
+    """
     missing_pages = -(-missing_bytes // max(facts.page_bytes, 1))
     return max(facts.pages - missing_pages, 0) * facts.page_size

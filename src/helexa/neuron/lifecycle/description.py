@@ -1,4 +1,4 @@
-"""Describe a model from its files without loading it."""
+"""Read the properties of a model from its files without loading the model."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,18 +22,18 @@ _UNCOUNTED = ("U8", "I8", "I32")  # packed codes, or scales of quantized values
 
 @dataclass(frozen=True)
 class Description:
-    """Properties of a model that its files state; None means unknown.
+    """Properties of a model, read from its files. None means that a property is unknown.
 
     Attributes:
-        architecture: `model_type` of a checkpoint, or the architecture name in a GGUF file.
-        weights: storage format of most weights.
-        parameters: number of elements of all tensors.
+        architecture: `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file.
+        weights: file format, and dtype of most weights.
+        parameters: number of parameters of the model.
         context_length: trained context length, in tokens.
-        licence: license that the file names.
-        tools: whether chat template and vocabulary support tool calls.
-        reasoning: whether chat template and vocabulary support reasoning.
-        sampling: recommended sampling parameters.
-        trouble: why this engine cannot run the model; empty if it can.
+        licence: license named in the GGUF file.
+        tools: whether the chat template and the vocabulary support tool calls.
+        reasoning: whether the chat template and the vocabulary support reasoning.
+        sampling: sampling parameters that the files recommend.
+        trouble: why helexa's engine cannot run the model; empty if it can.
     """
 
     architecture: str
@@ -48,10 +48,10 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Describe the model at `path`, a GGUF file or a checkpoint folder.
+    """Return the properties of the model at `path`, a GGUF file or a folder with a safetensors checkpoint.
 
     Raises:
-        ModelFileError: the files are no model, or they are damaged.
+        ModelFileError: the files are damaged or are not a model.
     """
     description = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
     try:
@@ -105,7 +105,11 @@ def _trouble(check: Callable[[Any], object], subject: object) -> str:
 
 
 def _sizes(path: Path) -> Counter[str]:
-    """Return the number of elements by dtype in a safetensors file, from its header."""
+    """Return the number of tensor elements of each dtype in a safetensors file. Only the file's header is read.
+
+    Raises:
+        ModelFileError: the file cannot be read, or its header is invalid.
+    """
     sizes: Counter[str] = Counter()
     try:
         with path.open("rb") as file:

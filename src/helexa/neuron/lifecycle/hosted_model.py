@@ -1,4 +1,4 @@
-"""A model of this node together with the state of its engine: serving, recovering or quarantined."""
+"""A model of this node and the status of its engine, which is restarted after a crash."""
 
 import asyncio
 import logging
@@ -20,36 +20,38 @@ log = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
-    """Function that starts an engine for one model. Each call uses the same engine options."""
+    """Function that starts an engine process for one model. Each call uses the same model files and engine options."""
 
     def __call__(
         self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
     ) -> Awaitable[EngineClient]:
-        """Start an engine and return its client when the engine is ready.
+        """Start an engine, wait until it has loaded the model, and return a client of the engine.
 
         Args:
-            on_progress: receives the progress of the load.
-            on_exit: receives the reason if the engine process ends later.
+            on_progress: called with the progress of the load.
+            on_exit: called with the reason if the engine process exits after the load.
         """
         ...
 
 
 class HostedModel:
-    """A model on this node. `open` starts its engine, a crashed engine is restarted, and `close` ends the engine.
+    """A model of this node, with the engine process that runs the model.
+
+    `open` starts the engine, and `close` ends it. If the engine crashes, it is restarted automatically.
 
     Args:
-        model_id: id in requests, without a scheme.
+        model_id: id of the model in requests, without the scheme of its source.
         spec: the load request.
-        text: tokenizer and chat template.
-        launch: starts an engine for the model, at first and after crashes.
-        restarts: decides when an engine may be restarted.
+        text: tokenizer and chat template of the model.
+        launch: starts an engine process for the model.
+        restarts: decides when a crashed engine may be restarted.
 
     Attributes:
-        status: `loading` before `open` has started an engine, `loaded` while the model serves, `recovering` during a
-            restart of the engine, or `poisoned` (quarantined) after too many crashes, when the engine is not restarted
-            anymore.
-        reason: why the status is `recovering` or `poisoned`, in one line.
-        model: serves requests while the status is `loaded`; replaced together with its engine.
+        status: `loading` until `open` has started an engine, `loaded` if the model can serve requests, `recovering`
+            while a crashed engine is restarted, or `poisoned` (quarantined) after too many crashes. The engine of a
+            quarantined model is not restarted.
+        reason: one line that says why the status is `recovering` or `poisoned`; None for other statuses.
+        model: object that serves requests. Each start of an engine replaces it.
     """
 
     model: ServedModel
@@ -82,10 +84,10 @@ class HostedModel:
         self._closed = False
 
     async def open(self, on_progress: Callable[[Progress], None] | None = None) -> ServedModel:
-        """Start an engine and return the model that serves requests with it.
+        """Start an engine, wait until it has loaded the model, and return the object that serves requests.
 
         Raises:
-            HelexaError: the engine did not start; the text names the reason.
+            HelexaError: the engine did not start or could not load the model. The message says why.
         """
         engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
         self.model = ServedModel(self._id, self._spec, self._text, engine, self._config, grammars=self._grammars)
@@ -102,11 +104,11 @@ class HostedModel:
         return info
 
     def retire(self) -> None:
-        """Disable restarts of the engine, so that its end counts as intended."""
+        """Do not restart the engine anymore. If the engine exits from now on, this is not treated as a crash."""
         self._closed = True
 
     async def close(self) -> None:
-        """End the engine. Its memory is free when this method returns."""
+        """Stop the engine process, or its running restart. The engine's memory is free when this method returns."""
         self.retire()
         if self._recovery is not None:
             self._recovery.cancel()
@@ -122,7 +124,7 @@ class HostedModel:
         self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        """Restart the engine. Quarantine the model after too many restarts."""
+        """Restart the engine until it loads the model. Quarantine the model if `restarts` allows no further attempt."""
         while (pause := self._restarts.next(self._clock())) is not None:
             await self._sleep(pause)
             try:

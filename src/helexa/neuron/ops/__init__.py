@@ -1,1 +1,4 @@
-"""Model kernels and their inputs: `choice` picks an implementation, `reference` is the plain-torch oracle."""
+"""The kernels of models in several implementations.
+
+`protocol` defines the interface, `choice` selects an implementation, and `reference` is the plain-torch implementation.
+"""

@@ -18,6 +18,7 @@ class Choice:
     """The selected kernels, and an explanation for the user.
 
     Attributes:
+        ops: the selected kernels.
         reason: why these kernels were selected, or why faster kernels cannot be used.
     """
 

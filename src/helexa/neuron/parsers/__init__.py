@@ -1,1 +1,1 @@
-"""Parse a model's output into reasoning, tool calls and text during generation."""
+"""Parsers that separate a model's output into reasoning, tool calls and text while it is generated."""

@@ -1,14 +1,14 @@
-"""Find fixed strings in text that arrives in pieces."""
+"""Find fixed strings in streamed text."""
 
 import re
 from collections.abc import Iterable
 
 
 class Markers:
-    """A set of marker strings to find in text. No marker may be a prefix of another marker.
+    """A set of strings, called markers, to find in streamed text. No marker may be a prefix of another marker.
 
     Attributes:
-        strings: the marker strings.
+        strings: the markers.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -20,14 +20,19 @@ class Markers:
         self._max_prefix = max(map(len, self.strings), default=1) - 1
 
     def cannot_begin_in(self, text: str) -> bool:
-        """Return True if `text` contains no first character of a marker. Then no marker begins in `text`."""
+        """Return True if no marker begins in `text`, because `text` contains no first character of a marker."""
         return self._first.search(text) is None
 
     def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
         """Find the first marker in `text` at or after position `start`. Return its position and the marker.
 
-        If there is no marker, return None instead of a marker. The position is then where an incomplete marker may
-        begin, or the end of `text` if `ended`, which means that no more text follows.
+        If there is no marker, return a position and None. No marker begins before this position. It is the beginning of
+        an incomplete marker at the end of `text`, or else the end of `text`.
+
+        Args:
+            text: text to search.
+            start: position at which the search starts.
+            ended: whether no more text follows. In this case, an incomplete marker is ignored.
         """
         if match := self._pattern.search(text, start):
             return match.start(), match.group()
@@ -40,10 +45,14 @@ class Markers:
         return len(text), None
 
     def at(self, text: str, start: int, ended: bool) -> str | None:
-        """Return the marker at position `start`; "" if there is no marker, None if more text is needed to decide.
+        """Return the marker at position `start` of `text`, or "" if there is no marker at this position.
+
+        Return None if more text is needed to decide.
 
         Args:
-            ended: no more text follows.
+            text: text that was received so far.
+            start: position in `text`.
+            ended: whether no more text follows.
         """
         if match := self._pattern.match(text, start):
             return match.group()

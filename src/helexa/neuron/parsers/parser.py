@@ -14,31 +14,33 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 class OutputParser:
     """Separates the output of a model into reasoning, tool calls and text.
 
-    The result does not depend on how callers split the output between calls of `push`.
+    The output can be split between calls of `push` in any way, without an effect on the result.
 
-    Text that is not a call is reported unchanged. The parser drops:
+    Text that is not part of a tool call is returned unchanged. The parser drops:
 
-    * markers, and the syntax around names and arguments of calls,
-    * white space around reasoning, between calls and after calls, and before a call at the beginning of the answer.
+    * markers, and the syntax around the names and arguments of tool calls,
+    * white space around reasoning, between tool calls and after them, and before a tool call at the beginning of the
+      output.
 
-    A call's arguments are validated and reported while they arrive. If the arguments become invalid or end too early,
-    the call stays incomplete. Its arguments are invalid JSON, so a client cannot run the call, and the remaining output
-    is text.
+    The arguments of a tool call are validated and returned while they arrive. If the arguments become invalid or end
+    too early, the call stays incomplete. The client then has invalid JSON, so it cannot run the call. The remaining
+    output is returned as text.
 
-    Reasoning comes before all text. Reasoning markers after text are text, with one exception: a closing marker is
-    dropped if neither the prompt nor the answer has an opening marker, and the text before it becomes reasoning.
+    Reasoning must come before all text. If reasoning markers follow text, they are returned as text, with one
+    exception: the model may write a closing marker without an opening marker in the prompt or output. The closing
+    marker is then dropped, and the text before it becomes reasoning.
 
     Args:
-        family: tool-call format of the model; with None, calls are not parsed.
-        reasoning: markers around the model's reasoning; with None, reasoning is not parsed.
-        in_reasoning: the prompt has opened a reasoning block.
-        reasoned: the prompt has opened and closed a reasoning block.
-        untagged: accept calls written as plain JSON in the text, until the answer has a call in the family's format.
-        tools: the tools that the request offers; None if unknown.
-        new_id: function that returns an id for a new call.
+        family: parser of the model's tool-call format. None if tool calls are not parsed.
+        reasoning: markers around the model's reasoning. None if reasoning is not parsed.
+        in_reasoning: whether the prompt ends inside an open reasoning block.
+        reasoned: whether the prompt ends after a closed reasoning block.
+        untagged: whether tool calls in the form of plain JSON are accepted, until the model uses its tool-call format.
+        tools: the tools of the request. None if they are unknown.
+        new_id: function that returns the id for a new tool call.
 
     Attributes:
-        markers: special tokens that the parser needs; the detokenizer must include them in the text.
+        markers: special tokens that the parser needs. The detokenizer must include them in the text.
     """
 
     def __init__(
@@ -72,27 +74,30 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text that follows the parsed text is reasoning, unless a marker changes this.
+        """Whether the parser is inside reasoning. The next text is then reasoning, unless a marker ends the reasoning.
 
-        A token counts as reasoning if this value is true before or after the token is pushed.
+        A generated token counts as a reasoning token if this value is true before or after its text is pushed.
         """
         return self._output.reasoning
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the arguments of the last call are incomplete. After `flush`, an incomplete call cannot be completed
+        """Whether the arguments of the last tool call are incomplete.
 
-        After `flush`, an incomplete call cannot be completed anymore.
+        If this is true after `flush`, the arguments were cut off or are invalid.
         """
         return self._output.open_call
 
     @property
     def broken(self) -> bool:
-        """Whether a call other than the last call ended with incomplete arguments."""
+        """Whether a tool call before the last one has incomplete arguments."""
         return self._output.broken
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Parse the next piece of output and return the events that it completes."""
+        """Parse the next chunk of the output and return the new events.
+
+        The parser holds back text that may be the beginning of a marker.
+        """
         if self._in_plain_text and self._source.empty and self._openers.cannot_begin_in(text):
             return [TextDelta(text)] if text else []
         self._source.feed(text)
@@ -100,10 +105,11 @@ class OutputParser:
         return self._output.drain()
 
     def flush(self, *, cut: bool = False) -> list[OutputEvent]:
-        """End the output and return the remaining events, whose text could have been the beginning of a marker.
+        """End the output and return the remaining events, including those for text that was held back.
 
         Args:
-            cut: the output ended because of a limit, so a call without an end marker counts as incomplete.
+            cut: whether the output ended because of a limit. In this case, a tool call without an end marker is
+                incomplete.
         """
         self._source.ended, self._source.cut = True, cut
         return self.push("")
@@ -124,9 +130,9 @@ class OutputParser:
             opener = yield from self._parse_block(opener)
 
     def _parse_block(self, opener: str) -> Reading[str]:
-        """Parse the reasoning or calls that the marker `opener` begins.
+        """Parse the reasoning or the tool calls that begin with the marker `opener`.
 
-        Return the next opener if it directly follows, else "".
+        Return the opening marker that directly follows this reasoning or these tool calls, or "" if there is none.
         """
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
@@ -170,9 +176,10 @@ class OutputParser:
         return (yield from self._skip_space(self._first_openers))
 
     def _skip_space(self, openers: Markers) -> Reading[str]:
-        """Read white space. Return the opener that follows, or "".
+        """Read white space, and return the marker after it if it is one of `openers`. Otherwise, return "".
 
-        If no opener follows, the white space is reported as text; at the end of an answer with calls, it is dropped.
+        If no opening marker follows, the white space is returned to the client as text. At the end of an output with
+        tool calls, the white space is dropped.
         """
         source = self._source
         if opener := (yield from source.upcoming(openers)):

@@ -1,4 +1,4 @@
-"""Parse reasoning between a pair of markers."""
+"""Parse reasoning that is enclosed in a pair of markers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,26 +11,37 @@ from helexa.neuron.parsers.source import Reading, Source
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The markers before and after reasoning. The detokenizer must include the markers in the text to parse."""
+    """The markers before and after reasoning, such as `<think>` and `</think>`.
+
+    The detokenizer must include the markers in the text to parse.
+    """
 
     open: str
     close: str
 
     def opened_by(self, turn: str) -> bool:
-        """Return whether `turn`, the text of the answer's turn in the prompt, ends inside an open reasoning block."""
+        """Return whether `turn` ends inside an open reasoning block.
+
+        Args:
+            turn: text of the unfinished assistant message at the end of the prompt.
+        """
         return turn.rfind(self.open) > turn.rfind(self.close)
 
     def closed_by(self, turn: str) -> bool:
-        """Return whether `turn`, the text of the answer's turn in the prompt, contains a closed reasoning block."""
+        """Return whether `turn` contains a closed reasoning block, and no open block after it.
+
+        Args:
+            turn: text of the unfinished assistant message at the end of the prompt.
+        """
         return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a reasoning block, beginning at its opening marker."""
+        """Parse a reasoning block that begins with its opening marker."""
         source.take(source.at + len(self.open))
         yield from self.read_inside(source, output)
 
     def read_inside(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a reasoning block after its opening marker; the closing marker may be missing.
+        """Parse the content of a reasoning block, after its opening marker. The closing marker may be missing.
 
         White space at both ends of the reasoning and after the block is dropped.
         """
@@ -72,7 +83,14 @@ _KNOWN = (
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """Return the reasoning markers among a model's tokens, else those in its chat template, else None."""
+    """Return the reasoning markers of a model, or None if no markers are found.
+
+    Markers in the vocabulary take precedence over markers in the chat template.
+
+    Args:
+        is_token: function that returns whether a text is a token of the model's vocabulary.
+        template: text of the model's chat template.
+    """
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:
             if present(marks.open) and present(marks.close):

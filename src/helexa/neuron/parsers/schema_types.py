@@ -1,4 +1,4 @@
-"""Find the value types that a JSON Schema allows."""
+"""Find the types of values that a JSON Schema allows."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 _MAX_DEPTH = 16
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords of JSON Schema that contain the targets of references."""
+"""Keywords of JSON Schema that contain the targets of references (`$ref`)."""
 
 _KINDS: dict[type, str] = {
     str: "string",
@@ -20,15 +20,16 @@ _KINDS: dict[type, str] = {
 
 
 def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `subschema` with the definitions of `root`, the schema that contains it."""
+    """Return `subschema` with the definitions (`$defs`) of `root`, the schema that contains it."""
     defined = {key: root[key] for key in DEFINITIONS if key in root}
     return {**subschema, **defined} if defined else subschema
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with `$ref` and single-element `allOf` replaced by their target, repeatedly.
+    """Return `schema` with its `$ref`, or its `allOf` of a single element, replaced by the referenced schema.
 
-    Other keywords of the schema override those of the target.
+    References in the referenced schema are also replaced. Other keywords of `schema` override those of the referenced
+    schema.
     """
     for _ in range(_MAX_DEPTH):
         reference, subschemas = schema.get("$ref"), schema.get("allOf")
@@ -43,15 +44,18 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that a schema allows; empty if the schema does not restrict the type.
+    """Return the JSON types that `schema` allows, such as `string`. Return an empty set if all types are allowed.
 
-    A `$ref` in the schema is resolved with the schema's own definitions.
+    A `$ref` refers to the definitions (`$defs`) in `schema`.
     """
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a value that is written without quotation marks is always a string under this schema."""
+    """Return whether a value written without quotation marks is always a string under `schema`.
+
+    This is the case if the schema allows strings and does not allow null.
+    """
     types = schema_types(schema)
     return "string" in types and "null" not in types
 
@@ -89,7 +93,7 @@ def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` that `reference` names; None if `root` has no such definition."""
+    """Return the definition in `root` to which the `$ref` value `reference` refers, or None if there is none."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None

@@ -1,4 +1,4 @@
-"""Buffer incoming text and provide the basic operations of incremental parsers."""
+"""Buffer the model's output and provide the basic operations of incremental parsers."""
 
 import re
 from collections.abc import Callable, Generator
@@ -8,29 +8,31 @@ from helexa.neuron.parsers.markers import Markers
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A parser coroutine: it yields when it needs more text."""
+"""Type of a parser coroutine that returns T. The coroutine yields when it needs more text."""
 
 _SPACE = re.compile(r"\s*")
 MAX_NAME = 128
 
 
 class NotACall(Exception):
-    """The text at the current position is not a call in the expected format."""
+    """The text at the current position is not a tool call in the expected format."""
 
 
 class Source:
-    """Buffer of the model's unread text.
+    """Buffer of the model's output that was not parsed yet.
 
-    Parsers read the text in order. They wait with text that may be the beginning of a marker until more text arrives.
+    Parser methods are generators (`Reading`). If they need more text, for example because the text may be the beginning
+    of a marker, they yield and continue after `feed` was called.
 
-    Text that a parser has read is unsettled. The parser calls `settle` when it has reported the text as events. If the
-    text turns out not to be a call, `give_back` returns the unsettled text, to be reported as plain text.
+    The source remembers the text that a parser has read but not yet added to the `Output`. After adding it, the parser
+    calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered text, and the caller
+    adds it as plain text.
 
     Attributes:
         text: the buffered text.
         at: position of the first unread character in `text`.
-        ended: no more text will arrive.
-        cut: the text ended because of a limit and is incomplete.
+        ended: whether no more text will arrive.
+        cut: whether the output ended because of a limit.
     """
 
     def __init__(self) -> None:
@@ -47,11 +49,11 @@ class Source:
 
     @property
     def complete(self) -> bool:
-        """Whether the model ended its output by itself, not because of a limit, and all text has been read."""
+        """Whether all text was read, and the model ended its output by itself and not because of a limit."""
         return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
-        """Append the next piece of text."""
+        """Append the next chunk of the model's output."""
         self.text = self.text[self.at :] + text
         self.at = 0
 
@@ -63,28 +65,28 @@ class Source:
         return text
 
     def settle(self) -> None:
-        """Mark the text read so far as settled, because a parser has reported it, and drop it from the buffer."""
+        """Forget the text read so far, because the parser has added it to the `Output`."""
         self._unsettled.clear()
 
     @property
     def unsettled(self) -> str:
-        """The text read since the last call of `settle`."""
+        """The text that was read since the last call of `settle` or `give_back`."""
         return "".join(self._unsettled)
 
     def give_back(self) -> str:
-        """Return the text read since the last call of `settle`, and settle it."""
+        """Return the text that was read since the last call of `settle` or `give_back`."""
         text = self.unsettled
         self._unsettled.clear()
         return text
 
     def peek(self) -> Reading[str]:
-        """Return the next character without reading it; "" at the end."""
+        """Return the next character without reading it, or "" at the end of the output."""
         while self.empty and not self.ended:
             yield
         return self.text[self.at : self.at + 1]
 
     def space(self) -> Reading[None]:
-        """Read all following white space."""
+        """Read the white space at the current position."""
         while True:
             if not self.empty and (match := _SPACE.match(self.text, self.at)):
                 self.take(match.end())
@@ -93,7 +95,7 @@ class Source:
             yield
 
     def name(self) -> Reading[str]:
-        """Read a tool's name: letters, digits and `_.-:/`.
+        """Read and return a tool's name, which consists of letters, digits and `_.-:/`.
 
         Raises:
             NotACall: the name is empty or longer than `MAX_NAME`.
@@ -114,9 +116,9 @@ class Source:
         return text
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Read text up to one of the markers `ends`, which is left unread. Return the text and the marker.
+        """Read a short text that one of the markers `ends` ends. Return the text and the marker, which is not read.
 
-        Return "" as the marker if none of `ends` occurs within `limit` characters.
+        If there is no marker within `limit` characters, return the text read so far and "".
         """
         text = ""
         while True:
@@ -129,8 +131,9 @@ class Source:
             yield
 
     def key(self, end: str) -> Reading[str]:
-        """Read a parameter's name and the string `end` after it. Return the name, which may be any text without line
-        breaks.
+        """Read a parameter's name and the string `end` after it. Return the name.
+
+        The name can contain any characters except line breaks.
 
         Raises:
             NotACall: the name is empty or longer than `MAX_NAME`.
@@ -142,9 +145,9 @@ class Source:
         return text
 
     def marker(self, markers: Markers) -> Reading[str]:
-        """Read the marker at the current position and return it. If other text comes next, read nothing and return "".
+        """Read and return the marker at the current position, if it is one of `markers`.
 
-        If other text comes next, read nothing and return "".
+        If other text is at the current position, read nothing and return "".
         """
         marker_text = yield from self.upcoming(markers)
         if marker_text:
@@ -152,13 +155,13 @@ class Source:
         return marker_text
 
     def upcoming(self, markers: Markers) -> Reading[str]:
-        """Return the marker at the current position without reading it; "" if other text comes next."""
+        """Return the marker at the current position without reading it, or "" if it is not one of `markers`."""
         while (marker_text := markers.at(self.text, self.at, self.ended)) is None:
             yield
         return marker_text
 
     def expect(self, markers: Markers) -> Reading[str]:
-        """Read the marker at the current position and return it.
+        """Read and return the marker at the current position, which must be one of `markers`.
 
         Raises:
             NotACall: none of `markers` is at the current position.
@@ -168,9 +171,9 @@ class Source:
         return marker_text
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> Reading[str]:
-        """Read text up to a marker and pass it to `sink`. Return the marker, which is left unread.
+        """Read text up to one of `markers` and pass it to `sink` as it arrives. Return the marker, which is not read.
 
-        Return "" if the text ended before a marker.
+        If the output ends before a marker, return "".
         """
         while True:
             end, marker_text = markers.find(self.text, self.at, self.ended)

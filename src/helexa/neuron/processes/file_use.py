@@ -1,4 +1,4 @@
-"""Mark model files that engines on this machine use, so that `helexa rm` does not remove these files."""
+"""Lock the model files that engines on this machine use. `helexa rm` does not remove locked files."""
 
 import fcntl
 import os
@@ -7,18 +7,18 @@ from pathlib import Path
 
 
 def mark_used(model: Path) -> None:
-    """Mark a model's file or folder as used until this process ends.
+    """Take a shared lock on a model's file or folder until this process ends.
 
-    The mark is a shared file lock. On file systems without locks, the model stays unmarked.
+    On file systems without locks, the function does nothing.
     """
     with suppress(OSError):
-        # stays open: the lock is released when the process ends
+        # The descriptor stays open. The lock is released when the process ends.
         descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def is_used(model: Path) -> bool:
-    """Return whether an engine has marked a model's file or folder as used."""
+    """Return whether an engine process uses a model's file or folder, which it has locked with `mark_used`."""
     try:
         descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Settings of the C library's heap, so that memory is returned to the system."""
+"""Limit the free memory that the C library's heaps retain, and return it to the operating system."""
 
 import ctypes
 import gc
@@ -10,12 +10,11 @@ _KEPT_BYTES = 4 << 20
 
 
 def bound() -> None:
-    """Limit this process to two heaps of the C library, which keep little free memory. Call before starting threads.
+    """Limit this process to two glibc heaps that return most free memory to the system. Call before starting threads.
 
-    By default, glibc gives each thread its own heap. A heap keeps its peak size, which is about 20 MiB after reading a
-    vocabulary or a long prompt. With shared heaps, tokenization takes up to a sixth more CPU time if all threads
-    tokenize long prompts at once. Other work takes no additional CPU time. Other C libraries than glibc are not
-    changed.
+    By default, glibc gives each thread its own heap. Each heap keeps its peak size, about 20 MiB after a thread has
+    read a vocabulary or a long prompt. Sharing two heaps costs up to a sixth more CPU time if all threads tokenize
+    long prompts at once. With a C library other than glibc, the function does nothing.
     """
     option = getattr(_library(), "mallopt", None)
     if option is not None:
@@ -25,10 +24,10 @@ def bound() -> None:
 
 
 def give_back() -> None:
-    """Return the memory of a removed model to the system. Takes some milliseconds.
+    """Return freed memory to the operating system, after a model was loaded or unloaded. Takes a few milliseconds.
 
-    The function runs Python's garbage collector, because the collector counts objects, not bytes, and may otherwise
-    leave a vocabulary in a reference cycle for days.
+    The function also runs Python's garbage collector. The collector's own schedule counts objects, not bytes, so a
+    large vocabulary in a reference cycle might otherwise stay in memory for days.
     """
     gc.collect()
     trim = getattr(_library(), "malloc_trim", None)

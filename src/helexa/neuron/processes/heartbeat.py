@@ -1,9 +1,9 @@
-"""Count an engine's progress in memory that the engine and its server share.
+"""The heartbeat of an engine process: a counter of progress in memory that the engine shares with the server process.
 
-The engine increments the count during its work: after each work item of a native kernel, each layer of the model and
-each piece of a file. The server compares two readings. If the count has not changed, the engine hangs; if the count has
-grown, the engine is alive, even if it is slow. An increment costs nanoseconds and needs no thread, message or system
-call.
+The engine increments the counter during its work: after each work item of a native kernel, each layer of the model and
+each chunk of a file. The server reads the counter from time to time. If the value has not changed, the engine hangs. If
+it has grown, the engine works, even if it is slow. An increment costs nanoseconds and needs no thread, message or
+system call.
 """
 
 import ctypes
@@ -12,21 +12,24 @@ import os
 import struct
 import tempfile
 
-_COUNTS = struct.Struct("=2q")  # Python's count and the native kernels' count; each has one writer at a time
+_COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
 _SIZE = mmap.PAGESIZE
 
 
 class _Engine:
-    """The progress counts of an engine process. They are in private memory until `attach` maps the shared memory."""
+    """The progress counters of this engine process: one for Python code and one for native kernels.
+
+    The counters are in private memory until `attach` moves them to the memory that is shared with the server.
+    """
 
     counts = (ctypes.c_int64 * 2)()
 
 
 class Heartbeat:
-    """The server's side of a heartbeat: shared memory that holds the progress count of one engine.
+    """The shared memory with the progress counters of one engine, in the server process.
 
     Attributes:
-        fd: file descriptor of the memory, which the engine process inherits; valid until `release_fd` is called.
+        fd: file descriptor of the shared memory. The engine process inherits it. Valid until `release_fd` is called.
     """
 
     def __init__(self) -> None:
@@ -39,11 +42,11 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """How often the engine has counted progress; the number only grows."""
+        """Sum of the engine's progress counters. It grows as long as the engine works."""
         return sum(_COUNTS.unpack_from(self._memory))
 
     def release_fd(self) -> None:
-        """Close the file descriptor. The memory stays mapped."""
+        """Close the file descriptor `fd` in this process. The shared memory stays mapped."""
         os.close(self.fd)
 
     def close(self) -> None:
@@ -52,9 +55,9 @@ class Heartbeat:
 
 
 def attach(fd: int) -> None:
-    """Keep this process's progress counts in the shared memory behind `fd`.
+    """Move this process's progress counters to the shared memory with the file descriptor `fd`, and close `fd`.
 
-    Called once, when an engine process starts.
+    An engine process calls this function once, when it starts.
     """
     memory = mmap.mmap(fd, _SIZE)
     os.close(fd)
@@ -62,17 +65,17 @@ def attach(fd: int) -> None:
 
 
 def beat() -> None:
-    """Increment the engine's progress count."""
+    """Increment the progress counter of this engine process, to show the server that the engine does not hang."""
     _Engine.counts[0] += 1
 
 
 def kernel_count_address() -> int:
-    """Return the address of the int64 progress count that the native kernels increment."""
+    """Return the memory address of the int64 progress counter that the native kernels increment."""
     return ctypes.addressof(_Engine.counts) + ctypes.sizeof(ctypes.c_int64)
 
 
 def _shared_memory() -> int:
-    """Return a descriptor of anonymous zeroed memory."""
+    """Return the file descriptor of one page of new, zeroed memory that another process can map."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("helexa-heartbeat", os.MFD_CLOEXEC)
     else:

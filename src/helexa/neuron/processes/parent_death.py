@@ -1,13 +1,12 @@
-"""Parent-death watch: processes started by the server are killed when the server exits or crashes.
+"""Parent-death watch: processes that the server has started are killed when the server exits or crashes.
 
-Standard input of a watched process is a pipe whose other end the server holds and never writes to. The operating system
-closes the pipe when the server exits. A thread of the watched process waits for the end of the pipe and then kills the
-process.
+The server gives each watched process a pipe as standard input and never writes to the pipe. The operating system closes
+the pipe when the server exits. A thread of the watched process reads the pipe and kills the process at its end.
 
-    python -m helexa.neuron.processes.parent_death MODULE ARGUMENTS... python -m helexa.neuron.processes.parent_death
-    /PATH/OF/PROGRAM ARGUMENTS...
+The following commands run a third-party Python module or program under the watch:
 
-These commands run a third-party module or program under the watch.
+    python -m helexa.neuron.processes.parent_death MODULE ARGUMENTS...
+    python -m helexa.neuron.processes.parent_death /PATH/OF/PROGRAM ARGUMENTS...
 """
 
 import os
@@ -20,9 +19,9 @@ from contextlib import suppress
 
 
 def hold() -> None:
-    """Start the parent-death watch: this process and its children are killed when standard input ends.
+    """Start the parent-death watch: kill this process and its children when standard input is closed.
 
-    This process must lead its own process group.
+    The children are killed only if this process leads its own process group.
     """
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
 
@@ -37,7 +36,7 @@ def _watch() -> None:
 
 
 def main() -> None:
-    """Start the watch, then run the named module or program."""
+    """Start the parent-death watch, then run the module or program that the command line names."""
     hold()
     del sys.argv[0]
     if sys.argv[0].startswith("/"):

@@ -1,1 +1,1 @@
-"""Run requests on a loaded model: inference, output events, output constraints and request records."""
+"""Run generation requests on a loaded model: inference, output events, constrained output, metrics and usage."""

@@ -1,4 +1,4 @@
-"""Convert the token ids of one answer to output events during generation."""
+"""Convert the token ids that the engine generates for one answer to output events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,18 +24,18 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an assistant's answer may contain in addition to text: tool calls and reasoning, and how events represent
-    them.
+    """Rules for tool calls and reasoning in the answer to a chat request.
 
     Attributes:
         tools: JSON Schema of each callable tool's arguments, by tool name.
-        parallel: the answer may have several tool calls. If False, a second call ends the answer.
-        must_call: the answer consists of tool calls only. If a call repeats an earlier call of the same answer, the
-            answer ends.
-        spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
+        parallel: whether the answer may have several tool calls. If False, the answer ends before a second call.
+        must_call: whether the answer must consist of tool calls only. If so, the answer ends before a call that repeats
+            an earlier call of the same answer.
+        spelled_thoughts: whether reasoning is reported as text between the model's reasoning markers (`<think>`),
+            instead of as reasoning events.
         thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
-        untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
-            False if a grammar constrains the answer, because then JSON is the requested answer.
+        untagged_calls: whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format
+            allows this. False if a grammar constrains the answer, because the JSON then is the answer itself.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
@@ -47,33 +47,35 @@ class AnswerForm:
 
     @property
     def runs_on(self) -> bool:
-        """Return True if only the engine ends the answer, and the reader never ends it early."""
+        """Whether no rule in this object can end the answer before the engine does."""
         return self.parallel and not self.must_call and self.thinking_budget is None
 
 
 class AnswerReader:
-    """Converts the engine's outputs for one answer to events.
+    """Converts the tokens that the engine generates for one answer to output events.
 
-    Stop strings are searched only in the answer's text, not in reasoning or tool calls.
+    The reader detokenizes the tokens, parses reasoning and tool calls, and searches stop strings. Stop strings end the
+    answer only in its text, not in reasoning or tool calls.
 
     Args:
-        text: tokenizer, formats and sampling defaults of the model.
+        text: tokenizer and output formats of the model.
         prompt: token ids of the prompt.
         stops: stop strings.
-        stop_ids: tokens that end the answer and are not part of it.
-        form: what the answer may contain in addition to text; None if the whole output is text.
-        closing_limit: after this number of generated tokens, the server no longer closes reasoning that exceeds its
-            budget, because no space for an answer would remain.
-        logprobs: report log-probabilities, which the engine's outputs contain.
-        scored: also report log-probabilities of the prompt's tokens. In this case, every token of the answer is
-            reported, including the token that ends the answer, so that a client can count from the end.
+        stop_ids: token ids that end the answer and produce no text.
+        form: rules for tool calls and reasoning; None if the whole output is plain text.
+        closing_limit: number of generated tokens after which the server no longer closes reasoning that exceeds its
+            budget, because the output limit would leave no space for text after the reasoning.
+        logprobs: whether to report the log-probabilities of the answer's tokens.
+        scored: whether to also report the log-probabilities of the prompt's tokens. If so, every token of the answer is
+            reported, including the token that ends the answer.
 
     Attributes:
-        tokens: number of tokens of the answer, including the token that ended it and excluding tokens after its end.
-        reasoning_tokens: number of reasoning tokens, including the reasoning markers.
-        stopped: the reader found a stop string or a disallowed call. Further output of the engine is discarded.
-        overthought: the reasoning exceeded its budget. The remaining tokens of the last output are discarded.
-        written: tokens of the answer so far; recorded only with a reasoning budget.
+        tokens: number of tokens of the answer so far, including the token that ends it.
+        reasoning_tokens: number of reasoning tokens so far, including the reasoning markers.
+        stopped: whether a stop string, or a tool call that `form` forbids, has ended the answer. The caller must
+            discard further output of the engine.
+        overthought: whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`.
+        written: token ids of the answer so far; recorded only if there is a reasoning budget.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class AnswerReader:
         return self._stops.matched
 
     def reason(self, output: TokenOutput) -> FinishReason:
-        """Return why the answer ended. `output` is the last output that was read."""
+        """Return the finish reason of the answer. `output` is the last output that was passed to `read`."""
         if output.finish == "length" and not self.stopped:
             return "length"
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
@@ -128,7 +130,7 @@ class AnswerReader:
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
-        """Read an output of the engine and return the events that it completes."""
+        """Process the next tokens from the engine and return the new output events."""
         tokens = output.tokens
         self.tokens += len(tokens)
         if self._scores_missing:
@@ -155,7 +157,7 @@ class AnswerReader:
         return self._shown()
 
     def _score(self, output: TokenOutput) -> None:
-        """Collect log-probabilities of the prompt's tokens, and report them once all have arrived."""
+        """Collect the log-probabilities of the prompt's tokens. Report them as one event when all have arrived."""
         assert self._logprobs is not None
         self._prompt_logprobs += output.prompt_logprobs
         if len(self._prompt_logprobs) == len(self._unscored):
@@ -166,10 +168,7 @@ class AnswerReader:
             raise ValueError("the engine returned too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
-        """Continue the answer as if the model had generated `tokens`, which close the model's reasoning. Return the
-
-        Return the events.
-        """
+        """Append `tokens`, which close the reasoning, as if the model had generated them. Return the new events."""
         self._budget, self.overthought = None, False
         self.tokens += len(tokens)
         self.written += tokens
@@ -237,7 +236,7 @@ class AnswerReader:
             self._end_call()
 
     def _end_call(self) -> None:
-        """End the answer if the tool call that just ended repeats an earlier call."""
+        """End the answer if the tool call that has just ended repeats an earlier call of the same answer."""
         if self._repeated_calls is not None and not self.stopped:
             self._show_all(self._repeated_calls.end())
             self.stopped = self._repeated_calls.repeated
@@ -248,7 +247,7 @@ class AnswerReader:
             self._show_text(text)
 
     def _release_held_text(self) -> None:
-        """Report the text that was withheld as a possible beginning of a stop string but did not become one."""
+        """Report text that was withheld because it might have been the beginning of a stop string."""
         if held_text := self._stops.flush():
             self._show_text(held_text)
 
@@ -279,7 +278,7 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
 
 
 def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """Return the events with consecutive events of the same kind and call joined into one event."""
+    """Return `events` with consecutive chunks of text, reasoning or one tool call's arguments joined into one chunk."""
     joined: list[OutputEvent] = []
     for _, same_kind in groupby(events, _kind):
         first, *following = same_kind

@@ -1,4 +1,4 @@
-"""Merge several answers to one or more prompts into one event stream."""
+"""Run several answers of one request concurrently and merge their events into one event stream."""
 
 import asyncio
 import logging
@@ -19,19 +19,20 @@ _MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 
 
 async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
-    """Yield the events of all answers, each event with the index of its answer. Closing the iterator cancels all runs.
+    """Run all answers of a request and yield their events, each with the index of its answer.
 
-    At most `_MOST_INSIDE` runs are active at once. Later runs begin when the first run has read the prompt, so that the
-    later runs find the prompt in the KV cache. If one run fails, all runs fail. The last event has the token counts:
-    the sum over all answers, with each prompt counted once.
+    At most `_MOST_ACTIVE` runs are active at once. The other runs start after the prefill of the first run, because
+    they then find the prompt in the prefix cache. If one run fails, a `Failed` event ends the stream. Otherwise the
+    last event has the sums of the token counts, in which each prompt counts once. Closing the iterator cancels all
+    runs.
 
     Args:
-        runs: functions that begin a run. A run that is rejected while other runs are active is begun again later.
-        per_prompt: number of consecutive runs that answer the same prompt.
+        runs: functions that each start the run of one answer. If admission control rejects a run while other runs are
+            active, the run is started again later.
+        per_prompt: number of consecutive runs that have the same prompt.
 
     Raises:
-        ApiError: the first run was rejected. The error is raised only before the first event; later, a rejected run
-            yields a `Failed` event.
+        ApiError: the first run was rejected. The error is raised before the first event.
     """
     events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_MOST_BUFFERED * len(runs))
     tasks: list[asyncio.Task[None]] = []
@@ -64,14 +65,19 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
 
 
 class _ActiveRuns:
-    """Counts the active runs (`count`) and signals the end of a run (event `ended`)."""
+    """Counts the active runs of one request.
+
+    Attributes:
+        count: number of active runs.
+        ended: event that is set when the next run ends, and is then replaced by a new event.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.ended = asyncio.Event()
 
     def leave(self) -> None:
-        """Record that a run is no longer active."""
+        """Record that a run has ended, and wake the tasks that wait for `ended`."""
         self.count -= 1
         self.ended.set()
         self.ended = asyncio.Event()
@@ -81,7 +87,16 @@ Events = asyncio.Queue[tuple[int, InferenceEvent]]
 
 
 async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _ActiveRuns) -> None:
-    """Wait until fewer than `_MOST_INSIDE` runs are active, then begin a run and forward its events."""
+    """Wait until fewer than `_MOST_ACTIVE` runs are active, then start a run and forward its events to the queue.
+
+    A run that admission control rejects is started again when another run of the request has ended.
+
+    Args:
+        index: index of the run's answer.
+        begin: function that starts the run.
+        events: queue for the events of all runs.
+        active: the active runs of the request.
+    """
     while True:
         while active.count >= _MOST_ACTIVE:
             await active.ended.wait()
@@ -92,7 +107,7 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _
                 event = await anext(run)
             except Exception as error:
                 active.count -= 1
-                # other runs hold the capacity, or held it until just now
+                # Other runs of this request occupy slots, or did so until just now.
                 has_others = active.count or run_ended.is_set()
                 if not (has_others and isinstance(error, ApiError) and error.retry_after is not None):
                     await events.put((index, _failed(error)))
@@ -105,7 +120,7 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _
 
 
 async def _pump(index: int, run: Run, events: Events, active: _ActiveRuns) -> None:
-    """Forward the events of an active run until the run ends."""
+    """Forward the events of the active run `run` to the queue `events` until the run ends."""
     try:
         async for event in run:
             await events.put((index, event))

@@ -1,4 +1,4 @@
-"""Generate one or more answers to a request with one model: token ids in, events out."""
+"""Generate the answers to a request with a loaded model: convert prompt token ids to output events."""
 
 import logging
 import secrets
@@ -25,7 +25,7 @@ from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GATHERED = 64  # tokens per output: at most one KV page, so that admission control counts held pages
+_GATHERED = 64  # tokens per output of the engine; at most one KV page, because admission control counts the pages
 _GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
@@ -44,24 +44,24 @@ def run(
     turn: int = 0,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Generate `request.n` answers to each prompt and yield their events. Closing the iterator cancels them in the
-    engine.
+    """Generate `request.n` answers (OpenAI: choices) to each prompt and yield their events.
+
+    Closing the iterator cancels the generation in the engine.
 
     Args:
         model: the loaded model.
-        prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive choice
-            indexes.
+        prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive indexes.
         request: sampling parameters and limits.
-        form: what an answer may contain in addition to text; None if the whole output is text.
-        constraint: grammars of the answer; None for an unconstrained answer.
-        principal: principal of the request, as one word; empty for anonymous requests. Principals get fair shares of
-            the engine. A request finds only cached prompts of its own principal.
-        turn: position in the prompt, in tokens, at which the last turn of the conversation begins; 0 if unknown.
-        counts_prompt: yield a `PromptCounted` event before the first output. Ignored for several answers.
+        form: rules for tool calls and reasoning; None if the whole output is plain text.
+        constraint: grammars of the answer; None for unconstrained output.
+        principal: name of the request's principal (API key owner); empty for anonymous requests. Principals get fair
+            shares of the engine and, by default, separate prefix caches.
+        turn: number of prompt tokens before the last user message of the conversation; 0 if unknown.
+        counts_prompt: whether to yield a `PromptCounted` event before the first output. Ignored for several answers.
 
     Raises:
-        ApiError: the prompt does not fit, a token id is unknown, the model is too busy, or the engine is down. The
-            error is raised only before the first event; later, a failure yields a `Failed` event.
+        ApiError: the prompt is too long, a token id is unknown, the model is too busy, or the engine is not running.
+            The error is raised only before the first event. A later failure yields a `Failed` event.
     """
     runs = [
         partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
@@ -97,7 +97,7 @@ async def _run_choice(
         scored=request.scores_prompt,
     )
     end = RunEnd(model, len(prompt), reader)
-    # Non-streaming requests are not woken per token, unless the reader may end the answer at any token.
+    # Outputs without streaming are gathered, except if the reader may end the answer at any token.
     gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
 
     outputs: TokenStream | None = None
@@ -161,10 +161,10 @@ async def _run_choice(
 
 
 def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
-    """Check a prompt and return the largest number of output tokens for an answer to this prompt.
+    """Check that the model can serve the request now, and return the maximum number of output tokens for `prompt`.
 
     Raises:
-        ApiError: the model does not serve now, the prompt does not fit, or a token id is unknown.
+        ApiError: the model cannot serve requests now, the prompt is empty or too long, or a token id is unknown.
     """
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
@@ -178,16 +178,16 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
-    """Return the largest number of output tokens: `requested`, else `default`, but at most the rest of the context.
+    """Return the maximum number of output tokens: `requested`, else `default`, but not more than the context allows.
 
     Args:
         prompt: token ids of the prompt.
-        requested: limit of the request; None if the request states no limit.
-        context_length: context length of the model, in tokens.
-        default: limit if the request states no limit; 0 for the whole rest of the context.
+        requested: output limit in the request; None if the request sets no limit.
+        context_length: maximum number of tokens of prompt and output together.
+        default: output limit if the request sets none; 0 for all tokens of the context after the prompt.
 
     Raises:
-        ApiError: the prompt is empty, or leaves no space for output in the context.
+        ApiError: the prompt is empty, or is so long that the context has no space for output.
     """
     if not prompt:
         raise invalid_body("the prompt has no tokens")
@@ -198,12 +198,14 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
-    """Return the sampling parameters: from the request, else from the model's `defaults`, else helexa's defaults.
+    """Return the sampling parameters for one answer.
+
+    Each parameter is the request's value if set, else the model's default, else helexa's default.
 
     Args:
-        request: parameters of the request.
-        defaults: sampling defaults of the model.
-        choice: index of the answer. It is added to the request's seed, so that several answers differ.
+        request: the client's request.
+        defaults: default sampling parameters of the model.
+        choice: index of the answer. It is added to the request's seed, because several answers must differ.
     """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a node, in their own metrics registry.
+"""Prometheus metrics of a node.
 
-The values of labels are bounded: routes, error codes and loaded models.
+The number of label values is bounded: labels are routes, HTTP statuses, error codes and loaded models.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,10 +27,10 @@ disable_created_metrics()  # they add one series per counter and histogram, whic
 
 
 class Metrics:
-    """Prometheus metrics of a node.
+    """Prometheus metrics of a node: counters and histograms of finished requests, and the metrics of collectors.
 
     Args:
-        routes: the path to report as label for each endpoint function.
+        routes: path of each route, by endpoint function. The path is the value of the label `route`.
     """
 
     def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
@@ -62,7 +62,12 @@ class Metrics:
         self._token = histogram("time_per_output_token", "Seconds between two tokens of an answer", _TOKEN, "model")
 
     def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
-        """Count a finished request. `endpoint` is the function that served the request, or None if no route matched."""
+        """Count a finished request and its runs.
+
+        Args:
+            record: the request and its response.
+            endpoint: function that served the request; None if no route matched.
+        """
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(record.status)).inc()
         self._duration.labels(route).observe(record.duration)
@@ -72,11 +77,11 @@ class Metrics:
             self._observe_run(run)
 
     def watch(self, collector: Collector) -> None:
-        """Add `collector` to every scrape."""
+        """Include the metrics of `collector` in each result of `text`."""
         self._registry.register(collector)
 
     def text(self) -> bytes:
-        """Return the Prometheus text exposition."""
+        """Return all metrics with their current values in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def _observe_run(self, run: RunRecord) -> None:
@@ -96,12 +101,12 @@ class Metrics:
 
 
 class NodeCollector(Collector):
-    """Reports the data of `/health` and `/models` as Prometheus metrics.
+    """Collector that reports the data of `GET /health` and `GET /models` as Prometheus metrics.
 
     Args:
-        health: returns the data of `/health` without blocking.
-        models: returns the data of `/models` without blocking.
-        events: number of model events by name.
+        health: function that returns the data of `GET /health` without blocking.
+        models: function that returns the data of `GET /models` without blocking.
+        events: number of loads, unloads and other model events since the node's start, by name.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class NodeCollector(Collector):
         self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their current values."""
+        """Yield the metrics of the node, its devices and its models with their current values."""
         health = self._health()
         yield _gauge("uptime_seconds", "Seconds since the start of the node", [((), health.uptime_secs)])
         yield _gauge("memory_free_bytes", "Free memory of the host", [((), (health.memory_free_mb or 0) << 20)])

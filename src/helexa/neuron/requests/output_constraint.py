@@ -1,4 +1,4 @@
-"""Constrain an answer to the structure that the request demands (JSON, regex, grammar) or to tool calls."""
+"""Build the grammar that constrains the output to what a request demands: JSON, a regex, a grammar or tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,12 @@ from helexa.neuron.parsers.output import Tools
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammars that constrain one answer.
+    """Grammars that constrain the output for one answer.
 
     Attributes:
         grammar: grammar of the whole output, including reasoning; empty if the output is unconstrained.
-        cut: grammar of the output after the server has closed the reasoning early; empty if unconstrained.
+        cut: grammar of the output after the reasoning, if the server closes the reasoning because it exceeds its
+            budget; empty if this output is unconstrained.
     """
 
     grammar: str
@@ -38,10 +39,10 @@ class Constraint:
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """Return the constraint for the structure that a text completion request demands, or None if it demands none.
+    """Return the constraint for a text completion request; None if the request demands no structure of the output.
 
     Raises:
-        ApiError: 400: the requested structure is not supported.
+        ApiError: status 400: the requested structure is not supported.
     """
     if (shape := request.shape) is None:
         return None
@@ -53,17 +54,18 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """Return the constraint for the structure or tool calls that a chat request demands, or None if it demands none.
+    """Return the constraint for a chat request; None if the request demands neither a structure nor tool calls.
 
     Args:
         model: the loaded model.
         chat: the request.
         tools: tools of the request, in the OpenAI format.
         prompt: token ids of the prompt.
-        thinks: the model may reason before it answers, even if the prompt does not begin the reasoning.
+        thinks: whether the model may reason before the text, even if the prompt does not end with the opening marker
+            of the reasoning.
 
     Raises:
-        ApiError: 400: the requested structure is not supported, or the model has no tool-call format.
+        ApiError: status 400: the requested structure is not supported, or the model has no tool-call format.
     """
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
     schemas = schemas_of(tools)
@@ -81,7 +83,7 @@ async def chat_constraint(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Return the JSON Schema of each tool's arguments, by tool name."""
+    """Return the JSON Schema of the arguments of each tool, by tool name. `tools` are in the OpenAI format."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
@@ -132,9 +134,9 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 
 
 def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Return the constraint of an answer after the server has closed the reasoning early: new reasoning is forbidden.
+    """Return a constraint that applies only after the server has closed the reasoning: it forbids further reasoning.
 
-    Return None if the request or the tool-call format needs no such constraint.
+    Return None if the request limits no reasoning tokens, has no tools, or the output format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
     if not (model.text.output_format.frames_calls and callable_tools and chat.max_reasoning_tokens):

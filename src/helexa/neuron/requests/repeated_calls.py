@@ -1,7 +1,7 @@
-"""Detect a tool call that repeats an earlier call of the same answer.
+"""Detect a tool call that repeats an earlier tool call of the same answer.
 
-A small model that must call a tool may repeat the same call until its output limit: the grammar of a forced call allows
-only a further call or the end of the answer.
+If a request forces tool calls, the grammar allows only a further call or the end of the answer. A small model may then
+repeat the same call until it reaches the output limit.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ CallEvent = ToolCallStart | ToolCallDelta
 
 
 class RepeatedCalls:
-    """Withholds the events of a tool call as long as its text is the beginning of an earlier call of the same answer.
+    """Removes tool calls that repeat an earlier call of the same answer from the event stream.
 
-    Two calls are equal if their names and the text of their arguments are equal.
+    The events of a call are withheld as long as the call may still turn out to be a repetition. A call is a repetition
+    if its tool name and the text of its arguments equal those of an earlier call.
 
     Attributes:
-        repeated: whether the last call that ended repeats an earlier call. The events of such a call are never
-            returned.
+        repeated: whether the last completed call is a repetition. The events of a repetition are never returned.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RepeatedCalls:
         self._withheld: list[CallEvent] = []
 
     def push(self, event: CallEvent) -> Sequence[CallEvent]:
-        """Add the next event of a call. Return the events to report now."""
+        """Add the next event of a tool call. Return the events to report now; none if they are withheld."""
         if isinstance(event, ToolCallStart):
             self._name, self._arguments = event.name, ""
             may_repeat = bool(self._earlier)
@@ -40,10 +40,7 @@ class RepeatedCalls:
         return [] if may_repeat and self._may_repeat() else self.release()
 
     def end(self) -> Sequence[CallEvent]:
-        """End the current call, if there is one. Return its withheld events, or none if the call repeats an earlier
-
-        Return its withheld events, or none if the call repeats an earlier call.
-        """
+        """Complete the current call, if there is one. Return its withheld events, or none if it is a repetition."""
         if not self._name:
             return []
         call = (self._name, self._arguments)
@@ -53,7 +50,7 @@ class RepeatedCalls:
         return [] if self.repeated else self.release()
 
     def release(self) -> Sequence[CallEvent]:
-        """Return the withheld events of the current call, and withhold them no longer."""
+        """Return the withheld events of the current call and remove them from this object."""
         events, self._withheld = self._withheld, []
         return events
 

@@ -1,4 +1,4 @@
-"""Record of one HTTP request. It is filled during the request, then logged and counted once, even after an error."""
+"""The record of one HTTP request, which route functions fill. The middleware logs and counts it after the response."""
 
 import time
 from contextvars import ContextVar
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Token counts and timing of one run, in which a model generates one answer.
+    """Token counts and durations of one run. A run is the generation of one answer by a model.
 
     Attributes:
-        model: model id.
-        reason: `stop`, `length`, `tool_calls`, `error` or `cancelled`.
-        prompt_tokens: length of the prompt.
-        completion_tokens: length of the answer.
-        cached_tokens: number of prompt tokens found in the KV cache.
-        queue, prefill, decode: duration of each phase, in seconds.
+        model: id of the model.
+        reason: why the run ended: `stop`, `length`, `tool_calls`, `error` or `cancelled`.
+        prompt_tokens: number of prompt tokens.
+        completion_tokens: number of generated tokens.
+        cached_tokens: number of prompt tokens found in the prefix cache.
+        queue: seconds that the run waited for admission and for its first engine step.
+        prefill: seconds of the prefill.
+        decode: seconds from the first to the last generated token.
         first_token: seconds from the start of the run to the first token, including waits; None if there was no token.
         admitted: whether admission control admitted the run to the engine.
     """
@@ -37,11 +39,12 @@ class RequestRecord:
     """One HTTP request and its response.
 
     Attributes:
-        method, path: HTTP method and path, as received.
-        status: HTTP status sent to the client; 0 before the response begins.
-        refusals: codes of the errors that the response contains. Each error has its own log line.
-        runs: one record per answer. Each run has its own log line.
-        started: time of the request's arrival (`time.perf_counter`).
+        method: HTTP method of the request.
+        path: path of the request.
+        status: HTTP status of the response; 0 before the response begins.
+        refusals: codes of the errors that the node sent in the response.
+        runs: one record per generated answer.
+        started: time at which the request arrived, in seconds of `time.perf_counter`.
     """
 
     method: str = ""
@@ -53,7 +56,7 @@ class RequestRecord:
 
     @property
     def duration(self) -> float:
-        """Return the seconds since the request's arrival."""
+        """Number of seconds since the request arrived."""
         return time.perf_counter() - self.started
 
 
@@ -61,10 +64,10 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 
 
 def begin(record: RequestRecord) -> None:
-    """Make `record` the record of the current request."""
+    """Make `record` the record of the current request, which `current` returns in the same asyncio task."""
     _current.set(record)
 
 
 def current() -> RequestRecord:
-    """Return the record of the current request. Outside of a request, return a new record that is not used further."""
+    """Return the record of the request that the current asyncio task handles. Outside of requests, return a new one."""
     return _current.get() or RequestRecord()

@@ -1,4 +1,4 @@
-"""Keep responses in memory for a limited time, so that a later request can continue from a response."""
+"""Store responses of the Responses API in memory. A later request can continue a stored conversation."""
 
 import secrets
 import time
@@ -11,13 +11,13 @@ from helexa.neuron.config import ResponsesConfig
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that the node keeps, together with its conversation.
+    """A stored response, together with the conversation that it ends.
 
     Attributes:
-        principal: principal that owns the response; other principals cannot find it.
-        body: the response as JSON.
-        items: the whole conversation, including the response's output, as JSON.
-        until: time of expiry, on the store's clock.
+        principal: name of the principal (API key owner) that owns the response. Other principals cannot read it.
+        body: the response body as JSON.
+        items: all items of the conversation, including the output items of the response, as a JSON list.
+        until: time at which the response expires, in seconds of the store's clock.
     """
 
     principal: str
@@ -27,15 +27,15 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Return the size in bytes that counts toward the store's memory limit."""
+        """Size of the response and its conversation in bytes, for the store's memory limit."""
         return len(self.body) + len(self.items)
 
 
 class ResponseStore:
-    """Keeps responses until they expire or the limits are reached.
+    """Stores responses of the Responses API in memory until they expire.
 
-    At a limit, the store drops the oldest response of the principal with the most bytes. A principal that fills the
-    store therefore loses its own responses first.
+    If a limit on bytes or entries is exceeded, the store removes the oldest response of the principal that uses the
+    most bytes. A principal that fills the store therefore loses its own responses first.
     """
 
     def __init__(self, config: ResponsesConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,23 +53,27 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Return whether the configuration enables the store."""
+        """Whether the configuration permits storing responses."""
         return self._most_bytes > 0
 
     @property
     def prefix(self) -> str:
-        """Prefix of the ids of this process's responses. A gateway uses the prefix to find the node that stores a
-
-        A gateway uses the prefix to find the node that stores a response.
-        """
+        """Prefix of all response ids of this process. It shows a gateway which node stores a response."""
         return f"resp_{self._mark}"
 
     def new_stem(self) -> str:
-        """Return a new random string that the ids of a response and of its items have in common."""
+        """Return a new random string. The ids of one response and of all its items contain this string."""
         return self._mark + secrets.token_hex(12)
 
     def put(self, id: str, principal: str, body: bytes, items: bytes) -> None:
-        """Store a response, unless it is larger than the whole store."""
+        """Store a response. If it is larger than the memory limit of the whole store, do nothing.
+
+        Args:
+            id: id of the response.
+            principal: name of the principal that owns the response.
+            body: the response body as JSON.
+            items: all items of the conversation, including those of the response, as a JSON list.
+        """
         entry = StoredResponse(principal, body, items, self._clock() + self._seconds)
         if entry.size > self._most_bytes:
             return
@@ -82,13 +86,13 @@ class ResponseStore:
             self._drop(next(id for id, entry in self._entries.items() if entry.principal == greediest))
 
     def find(self, id: str, principal: str) -> StoredResponse | None:
-        """Return the response with this id, or None if `principal` has no response with the id."""
+        """Return the response with the id `id`; None if `principal` owns no such response or it has expired."""
         self._expire()
         entry = self._entries.get(id)
         return entry if entry is not None and entry.principal == principal else None
 
     def remove(self, id: str, principal: str) -> bool:
-        """Remove the response with this id. Return whether `principal` had such a response."""
+        """Remove the response with the id `id`. Return False if `principal` owns no such response."""
         exists = self.find(id, principal) is not None
         if exists:
             self._drop(id)

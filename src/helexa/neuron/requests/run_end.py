@@ -1,4 +1,4 @@
-"""Account for the end of a run on every code path: completion, failure or disconnection."""
+"""Record the token counts and timing of a run when it is complete, has failed, or the client has disconnected."""
 
 import logging
 import time
@@ -15,7 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnd:
-    """Ends a run exactly once: builds its last event, records token counts and timing, and logs one line."""
+    """Collects the token counts and timing of one run, and records and logs them once when the run ends.
+
+    A run is the generation of one answer. One of `finish`, `fail` and `abandon` ends the run.
+    """
 
     def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader) -> None:
         self.closed = False
@@ -31,22 +34,22 @@ class RunEnd:
 
     @property
     def admitted(self) -> bool:
-        """Return whether the run was admitted."""
+        """Whether admission control has admitted the run."""
         return self._entered is not None
 
     def started(self) -> Started:
-        """Record the admission. Return the run's first event."""
+        """Record that admission control has admitted the run. Return the first event of the run."""
         self._entered = time.perf_counter()
         return Started(self._prompt_tokens)
 
     def prompt_counted(self) -> PromptCounted:
-        """Return the event that reports the prompt's token counts when the prefill begins."""
+        """Return the event with the number of prompt tokens and of those found in the prefix cache."""
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Record an output of the engine. Return the number of tokens of the run in the KV cache; 0 before the first
+        """Record an output of the engine. Return how many tokens the run has in the KV cache; 0 before the first token.
 
-        Return the number of tokens of the run in the KV cache; 0 before the first token.
+        The tokens are those of the prompt and of the answer so far.
         """
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
@@ -56,12 +59,15 @@ class RunEnd:
         return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
 
     def resume(self) -> None:
-        """Record that a second engine sequence continues the answer. Its timing and cache hits do not count."""
+        """Record that the answer continues as a second sequence in the engine, after the server closed the reasoning.
+
+        The timing and the cached prompt tokens of the second sequence are not recorded.
+        """
         self._resumed = True
         self._timing = None
 
     def finish(self, reason: FinishReason, stop_string: str | None) -> Finished:
-        """Record a complete answer and return the run's last event."""
+        """Record the end of a run with a complete answer, and return the last event of the run."""
         timing = self._close(reason)
         return Finished(
             reason=reason,
@@ -75,15 +81,15 @@ class RunEnd:
         )
 
     def fail(self, error: ApiError) -> Failed:
-        """Record a failed run and return the run's last event."""
+        """Record the end of a run that failed with `error`, and return the last event of the run."""
         self._close("error")
         return Failed(error)
 
     def abandon(self, unread: int = 0) -> None:
-        """Record a run whose client disconnected; do nothing if the run has ended.
+        """Record the end of a run that was canceled because the client disconnected. Do nothing if the run has ended.
 
         Args:
-            unread: number of generated tokens that were not read, which count as output.
+            unread: number of tokens that the engine has generated but the server has not read. They count as output.
         """
         if not self.closed:
             self._close("cancelled", client_gone=True, unread=unread)
@@ -129,7 +135,7 @@ class RunEnd:
         return timing
 
     def _measured(self) -> Timing:
-        """Return the timing that the server measured, for a run that ended before the engine reported its timing."""
+        """Return the timing as the server process measured it. Used if the engine has not reported the run's timing."""
         now = time.perf_counter()
         if self._entered is None:
             return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)

@@ -1,4 +1,4 @@
-"""Report the log-probabilities of an answer's tokens together with the text of the tokens."""
+"""Assign the log-probabilities of tokens to the chunks of text that the tokens form."""
 
 from helexa.neuron.engine.ipc.messages import Logprob
 from helexa.neuron.events import TokenLogprob
@@ -6,11 +6,11 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 
 class TokenLogprobs:
-    """Holds log-probabilities of the answer's tokens until the text of the tokens is reported.
+    """Buffers the log-probabilities of an answer's tokens until the text of these tokens is sent to the client.
 
     Args:
         tokenizer: tokenizer of the model.
-        complete: report every token, also tokens without text in the answer.
+        complete: whether to report also tokens that have no text in the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
@@ -19,30 +19,38 @@ class TokenLogprobs:
         self._waiting: list[TokenLogprob] = []
 
     def add(self, token: int, logprob: Logprob) -> None:
-        """Add the log-probability of the next token."""
+        """Add the log-probability of the next generated token to the buffer."""
         self._waiting.append(self.with_text(token, logprob))
 
     def with_text(self, token: int, logprob: Logprob) -> TokenLogprob:
-        """Return the log-probability of a token, with the token's text and bytes."""
+        """Return the text, the bytes and the log-probability of `token`, and the most likely tokens at its position.
+
+        Args:
+            token: the token id.
+            logprob: log-probability of the token, and those of the most likely token ids at its position.
+        """
         chosen, likeliest = logprob
         top = tuple((*self._spelled(alternative), value) for alternative, value in likeliest)
         return TokenLogprob(*self._spelled(token), chosen, top)
 
     def take_all(self) -> tuple[TokenLogprob, ...]:
-        """Return all held log-probabilities and clear them."""
+        """Return all buffered log-probabilities and clear the buffer."""
         entries, self._waiting = tuple(self._waiting), []
         return entries
 
     def clear(self) -> None:
-        """Discard the held log-probabilities, because their tokens do not belong to the answer's text."""
+        """Discard the buffered log-probabilities. Called if their tokens are not part of the answer's text."""
         self._waiting.clear()
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of the tokens that form `text`, and hold them no longer.
+        """Return the log-probabilities of the tokens that form `text`, and remove them from the buffer.
 
-        `text` is the next text that is reported to the client. Tokens before `text` have no text in the answer; their
-        log-probabilities are dropped unless `complete`. If no tokens match `text`, because a character is broken or a
-        token is cut in two, all held log-probabilities are returned.
+        Tokens before these tokens have no text in the answer. Their log-probabilities are dropped if `complete` is
+        False, else returned as well. If no tokens match `text` (for example after an invalid character), all buffered
+        log-probabilities are returned.
+
+        Args:
+            text: the next text that is sent to the client.
         """
         shown = text.encode()
         start = b"".join([token.bytes for token in self._waiting]).find(shown)

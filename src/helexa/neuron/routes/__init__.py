@@ -1,1 +1,1 @@
-"""The node's HTTP routes, one module per group of endpoints."""
+"""The HTTP routes of a node. Each module contains one group of endpoints."""

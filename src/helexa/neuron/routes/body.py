@@ -1,4 +1,4 @@
-"""Read request bodies within limits of size, time and content type."""
+"""Read the bodies of JSON requests, with limits on size and time."""
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -9,14 +9,14 @@ MAX_BODY_BYTES = 64 << 20
 
 
 async def read_json(request: Request) -> bytes:
-    """Return the bytes of the request body after checking its content type and size.
+    """Return the request body, after checking the content type and the size. The JSON is not parsed.
 
-    The content type must be JSON, because browsers let web pages of other sites send some other content types without a
-    preflight request.
+    The content type must be JSON. Browsers let web pages of other sites send some other types without a CORS preflight
+    request.
 
     Raises:
-        ApiError: 415 if the content type is not JSON or the body is compressed, 413 if the body is larger than
-            `MAX_BODY_BYTES`, 408 if the client stops sending, 400 if the client disconnects.
+        ApiError: status 415: the content type is not JSON, or the body is compressed. 413: the body is larger than
+            `MAX_BODY_BYTES`. 408: the client stopped sending the body. 400: the client disconnected.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""Serve `POST /v1/chat/completions`."""
+"""Serve `POST /v1/chat/completions`, and render and run conversations for the other chat APIs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -26,7 +26,7 @@ _THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable i
 
 
 async def chat_completions(request: Request) -> RunResponse:
-    """Handle `POST /v1/chat/completions`."""
+    """Handle `POST /v1/chat/completions`: return the model's answers to a conversation, streamed or as one body."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
@@ -50,19 +50,21 @@ async def converse(
     spelled_thoughts: bool = False,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Yield the events of the model's answers to a conversation, independent of the API format.
+    """Return an iterator over the output events of the model's answers to a conversation.
+
+    The events are independent of the API format.
 
     Args:
         model: the loaded model.
         chat: the request.
-        principal: principal of the request; empty for anonymous requests.
-        thinks: whether the model reasons if the request does not say so; None leaves the choice to the chat template.
-        spelled_thoughts: report reasoning as part of the answer's text.
-        counts_prompt: yield a `PromptCounted` event before the first output.
+        principal: name of the request's principal (API key owner); empty for anonymous requests.
+        thinks: whether the model reasons if the request does not set this; None to use the chat template's default.
+        spelled_thoughts: whether to report reasoning as part of the answer's text.
+        counts_prompt: whether to yield a `PromptCounted` event before the first output.
 
     Raises:
-        ApiError: the conversation has images, the model's template cannot render it, or the requested answer constraint
-            is not supported.
+        ApiError: the conversation contains images, the chat template cannot render it, or the node does not support the
+            structure that the request demands for the output.
     """
     tools = chat.offered_tools
     prompt, turn = await rendered(model, chat, thinks=thinks)
@@ -88,12 +90,14 @@ async def converse(
 
 
 async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
-    """Return a conversation's prompt as token ids, and the position in the prompt at which the last turn begins.
+    """Render a conversation with the model's chat template and return the prompt.
 
-    The position is 0 if the engine does not use it.
+    Returns:
+        The token ids of the prompt, and the number of tokens before the last user message. The number is 0 for models
+        without recurrent state, whose engines do not use it.
 
     Raises:
-        ApiError: the conversation has images, or the model's template cannot render it.
+        ApiError: the conversation contains images, or the chat template cannot render it.
     """
     if chat.has_image:
         raise vision_unsupported(model.id)
@@ -103,17 +107,23 @@ async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation in the format that the model's chat template accepts."""
+    """Return the messages of a conversation as the variables that the model's chat template renders.
+
+    The role `developer` is renamed to `system` if the chat template does not mention it.
+    """
     turns = [message.for_template() for message in messages]
     if "developer" not in model.text.template.source:
-        for turn in turns:  # OpenAI's newer name of the system role, which most templates reject
+        for turn in turns:  # `developer` is OpenAI's newer name of the system role, which most templates reject
             if turn["role"] == "developer":
                 turn["role"] = "system"
     return turns
 
 
 def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
-    """Return the template variables that switch reasoning on or off, with the names that the model's template uses."""
+    """Return the chat template variables that switch reasoning on or off; none if `thinks` is None.
+
+    The variables have the names that the model's chat template uses.
+    """
     return (
         {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
     )
@@ -125,9 +135,9 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """Return the prompt as token ids, and the position in the prompt at which the last turn begins.
+    """Return the token ids of the prompt, and the number of tokens before the last user message.
 
-    The position is 0 if the engine does not use it.
+    The number is 0 for models without recurrent state, whose engines do not use it.
     """
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter(

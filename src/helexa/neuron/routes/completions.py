@@ -17,7 +17,7 @@ from helexa.neuron.routes.usage import reports_usage
 
 
 async def completions(request: Request) -> RunResponse:
-    """Handle `POST /v1/completions`: continue texts or lists of token ids."""
+    """Handle `POST /v1/completions`: generate continuations of prompts, which are texts or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
     completion.check_vocabulary(model.text.tokenizer.vocab_size)
@@ -43,7 +43,7 @@ def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[i
 
 
 def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
-    """Return, for each answer, the prompt text that the response repeats before the answer (`echo`)."""
+    """Return the text of each answer's prompt, which the response repeats before the answer (request option `echo`)."""
     decode = model.text.tokenizer.decode
     texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in completion.prompt]
     return [text for text in texts for _ in range(completion.n or 1)]

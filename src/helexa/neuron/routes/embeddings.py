@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 async def create_embeddings(request: Request) -> Response:
-    """Handle `POST /v1/embeddings`: return one embedding per text, normalized to an L2 norm of 1."""
+    """Handle `POST /v1/embeddings`: return one embedding vector per text, normalized to an L2 norm of 1."""
     embeddings_request = EmbeddingsRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(embeddings_request.model)
     model.require_servable()
@@ -46,10 +46,10 @@ async def create_embeddings(request: Request) -> Response:
 
 
 class _Batch:
-    """The texts of one embeddings request.
+    """Computes the embeddings of the texts in one request.
 
     Attributes:
-        vectors: the embedding of each text, encoded for the response; empty until computed.
+        vectors: the embedding of each text, encoded for the response. An element is empty until it is computed.
     """
 
     def __init__(self, model: ServedModel, prompts: Sequence[list[int]], principal: str, encoding: str | None) -> None:
@@ -62,12 +62,13 @@ class _Batch:
         self._working = 0
 
     async def run(self) -> None:
-        """Compute the embeddings of all texts, of `_AT_ONCE` texts concurrently.
+        """Compute the embeddings of all texts, at most `_AT_ONCE` of them concurrently.
 
-        Admission control admits each text separately, so a long list does not block other requests.
+        Each text is admitted separately by admission control, so a long list does not block other requests.
 
         Raises:
-            ApiError: admission control rejected a text while no other text was in work, or the engine failed.
+            ApiError: admission control rejected a text while no other text of the request was being computed, or the
+                engine failed.
         """
         begun, reason = time.perf_counter(), "cancelled"
         try:
@@ -83,10 +84,10 @@ class _Batch:
             _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
 
     async def _work(self) -> None:
-        """Compute the embeddings of waiting texts, one after the other, until no text is waiting.
+        """Run one worker: compute the embeddings of waiting texts, one after the other, until no text is waiting.
 
-        If admission control rejects a text, the worker puts the text back and ends. The last worker raises the error
-        instead.
+        If admission control rejects a text, the worker returns the text to the waiting texts and stops. If it is the
+        only running worker, it raises the error instead.
         """
         self._working += 1
         try:
@@ -108,10 +109,10 @@ class _Batch:
 
 
 def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list[int]]:
-    """Return the inputs of an embeddings request as token ids.
+    """Return the token ids of each input of an embeddings request.
 
     Raises:
-        ApiError: an input is empty or too long, or has an unknown token id.
+        ApiError: an input has no tokens, is longer than the context length, or contains an unknown token id.
     """
     encode, vocab_size, context_length = (
         model.text.tokenizer.encode,
@@ -132,7 +133,7 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
 
 
 async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list[float]:
-    """Return the embedding of one text, normalized to an L2 norm of 1.
+    """Return the embedding of the text with the token ids `prompt`, normalized to an L2 norm of 1.
 
     Raises:
         ApiError: the engine failed.

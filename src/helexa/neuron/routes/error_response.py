@@ -1,6 +1,6 @@
-"""Error responses: every error has the same JSON envelope and one log line.
+"""Convert exceptions to JSON error responses in OpenAI's format, and log one line for each of them.
 
-The application registers `HANDLERS`, so that errors raised by routes become JSON responses with the right status.
+The application registers `HANDLERS`, which handle the exceptions that route functions raise.
 """
 
 import logging
@@ -21,28 +21,28 @@ logger = logging.getLogger(__name__)
 
 
 def refusal(error: ApiError) -> Response:
-    """Return the error response for `error`."""
+    """Return the HTTP response for `error`, with its status, its headers and a JSON body."""
     return Response(
         orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
     )
 
 
 def log_refusal(path: str, error: ApiError) -> None:
-    """Log an error response: path, status, code and details."""
+    """Log one line about the error response `error` to a request for `path`, and add it to the request's record."""
     current().refusals.append(error.code or "internal")
     facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
-    """Log an `ApiError` that a route raised, and return its error response."""
+    """Log the `ApiError` that a route function raised, and return its error response."""
     assert isinstance(error, ApiError)
     log_refusal(request.url.path, error)
     return refusal(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Return the error response for an error of the router: an unknown path or a wrong method."""
+    """Return the error response for an unknown path or a method that the route does not support, and log the error."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
@@ -53,14 +53,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
-    """Return the error to report if the process has no file descriptors left; None for any other error."""
+    """Return the error for the response if `error` says that no file descriptors are left; None for other errors."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None
 
 
 async def on_os_error(request: Request, error: Exception) -> Response:
-    """Return the error response for a lack of file descriptors. Any other OS error is handled as unexpected."""
+    """Return the error response if no file descriptors are left. Raise any other `OSError` again as unexpected."""
     api_error = descriptor_shortage(error)
     if api_error is None:
         raise error
@@ -69,7 +69,10 @@ async def on_os_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
-    """Log the traceback of any other exception and return an error response without details."""
+    """Log an exception that no other handler handles, and return a response with status 500 and without details.
+
+    Starlette raises the exception again after the response.
+    """
     current().refusals.append("internal")
     tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
     return refusal(internal_error())

@@ -12,19 +12,19 @@ from helexa.neuron.hardware.discovery import discover
 
 
 async def version(request: Request) -> Response:
-    """`GET /version`: return the versions of helexa and its dependencies."""
+    """Handle `GET /version`: return the versions of helexa, Python, torch and Triton."""
     return JsonResponse(await asyncio.to_thread(build_facts))
 
 
 async def discovery(request: Request) -> Response:
-    """`GET /discovery`: return the hardware facts that do not change during the process's lifetime."""
+    """Handle `GET /discovery`: return the hardware of the machine and the maximum prompt length of the node."""
     facts = await asyncio.to_thread(discover)
     longest = request.app.state.max_prompt_tokens
     return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: return memory and device readings, the progress of default models, and the load of each model."""
+    """Handle `GET /health`: return the state of memory, devices and loads, and the request load of each model."""
     return JsonResponse(request.app.state.health.report().json_dict())
 
 

@@ -1,4 +1,4 @@
-"""Stream a load's progress as server-sent events until the model is loaded or the load failed."""
+"""Stream the progress of a model's load as server-sent events until the model is loaded or the load has failed."""
 
 import asyncio
 import time
@@ -15,13 +15,14 @@ LOOK_SECONDS = 0.25
 
 
 class LoadStream:
-    """An ASGI response that streams `progress` events, then `loaded` or `error`. If the client disconnects, the load
-    continues.
+    """An ASGI response that streams `progress` events, and at the end of the load a `loaded` or `error` event.
+
+    If the client disconnects, the stream ends but the load continues.
 
     Args:
-        load: task that waits for the load. Canceling the task must not cancel the load.
-        progress: returns the current progress, or None if unknown.
-        outcome: returns name and data of the stream's last event; called when the load has ended.
+        load: task that waits for the load. The stream cancels this task, which must not cancel the load itself.
+        progress: function that returns the data of a `progress` event, or None if the progress is unknown.
+        outcome: function that returns the name and the data of the last event. It is called when `load` is done.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class LoadStream:
         self._outcome = outcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the progress events and the last event."""
+        """Send `progress` events until the load has ended, then the last event. Stop if the client disconnects."""
         hang_up = asyncio.create_task(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})

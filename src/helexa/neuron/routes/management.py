@@ -1,4 +1,4 @@
-"""Routes that load, unload and describe models. Their error responses are flat: `{"error": "text"}`."""
+"""Routes that load, unload and describe models. The body of most of their error responses is `{"error": "text"}`."""
 
 import asyncio
 import logging
@@ -38,13 +38,13 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class UnloadRequest(BaseModel):
-    """Body of `POST /models/unload`."""
+    """Request body of `POST /models/unload`."""
 
     model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
 
 
 class LoadRequest(ModelSpec):
-    """Body of `POST /models/load`: a model, and whether to stream progress events."""
+    """Request body of `POST /models/load`: the model to load, and whether to stream progress events."""
 
     model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
     source: str | None = Field(default=None, max_length=_LONGEST_NAME)
@@ -54,16 +54,16 @@ class LoadRequest(ModelSpec):
 
 
 async def models(request: Request) -> Response:
-    """`GET /models`: return every loaded, recovering or loading model, without waiting for engines."""
+    """Handle `GET /models`: return the status of all models on the node, including those being loaded."""
     registry = _registry(request)
     return JsonResponse([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
 async def load(request: Request) -> Response | LoadStream:
-    """`POST /models/load`: respond when the model is loaded or the load failed.
+    """Handle `POST /models/load`: load a model, and respond when it is loaded or the load has failed.
 
-    If the client requests a stream, the response is a stream of progress events. A request that fails at once gets a
-    plain error response, with and without streaming.
+    If the client requests a stream, the response is a stream of progress events. If the load fails within
+    `LOOK_SECONDS`, the response is a plain error response in both cases.
     """
     load_request = _parse(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), load_request)
@@ -81,7 +81,7 @@ async def load(request: Request) -> Response | LoadStream:
 
 
 async def unload(request: Request) -> Response:
-    """`POST /models/unload`: respond when the model's memory is free."""
+    """Handle `POST /models/unload`: unload a model, and respond when its memory is free."""
     unload_request = _parse(UnloadRequest, await read_json(request))
     try:
         await _registry(request).unload(unload_request.model_id)
@@ -93,7 +93,7 @@ async def unload(request: Request) -> Response:
 
 
 async def endpoint(request: Request) -> Response:
-    """`GET /models/{id}/endpoint`: return the URL of the server that serves the model."""
+    """Handle `GET /models/{id}/endpoint`: return the URL of this node, or an error if the model is not loaded."""
     model_id = request.path_params["model_id"]
     try:
         _registry(request).get(model_id)
@@ -103,7 +103,7 @@ async def endpoint(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """`GET /models/{id}/capabilities`: return a loaded model's capabilities, or 404 if the capabilities are unknown."""
+    """Handle `GET /models/{id}/capabilities`: return the capabilities of a loaded model, or a 404 if not loaded."""
     model_id = request.path_params["model_id"]
     try:
         model = _registry(request).get(model_id)
@@ -113,7 +113,7 @@ async def capabilities(request: Request) -> Response:
 
 
 class _Watch:
-    """A running load and its latest progress."""
+    """Starts the load of a model for one request, and records its latest progress."""
 
     def __init__(self, registry: Registry, spec: ModelSpec) -> None:
         self._registry = registry
@@ -122,9 +122,9 @@ class _Watch:
         self.load = asyncio.create_task(registry.load(spec, self._on_progress))
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the latest progress. If another request began the load, return the progress that `GET /models`
+        """Return the latest progress of the load as data for a `progress` event, or None if unknown.
 
-        If another request began the load, return the progress that `GET /models` reports.
+        If an earlier request has started a load of the same model, return the progress of that load.
         """
         if self._progress is not None:
             return self._progress
@@ -137,7 +137,7 @@ class _Watch:
 
 
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the body for a load that failed with `error`."""
+    """Return the HTTP status and the response body for a load that has failed with `error`."""
     match error:
         case SourceError() | DoesNotFitError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
@@ -148,9 +148,9 @@ def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, A
 
 
 def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
-    """Return name and data of the last event of a load stream.
+    """Return the name and the data of the last event of a load stream: `loaded` or `error`.
 
-    The data is the status and body that a response without streaming would have.
+    The data of an `error` event contains the HTTP status and the body that a response without streaming would have.
     """
     error = shutting_down() if load.cancelled() else load.exception()
     if error is None:

@@ -1,4 +1,4 @@
-"""Serve `GET /metrics` in Prometheus' text format."""
+"""Serve `GET /metrics` in the text format of Prometheus."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,7 +8,7 @@ from helexa.neuron.requests.metrics import TEXT_FORMAT
 
 
 async def metrics(request: Request) -> Response:
-    """Return all metrics without waiting for an engine."""
+    """Handle `GET /metrics`: return all metrics of the node. Does not wait for engines."""
     return Response(request.app.state.metrics.text(), headers={"content-type": TEXT_FORMAT})
 
 

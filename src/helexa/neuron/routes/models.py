@@ -13,14 +13,14 @@ from helexa.neuron.lifecycle.model import ServedModel
 
 
 async def list_models(request: Request) -> Response:
-    """List the models of this node. A model that is recovering is listed as not loaded."""
+    """Handle `GET /v1/models`: list the models of this node, including models whose engine is being restarted."""
     infos: list[ModelInfo] = request.app.state.registry.infos()
     created = int(time.time())
     return JsonResponse(model_list([model_entry(info, created) for info in infos]))
 
 
 async def show_model(request: Request) -> Response:
-    """Describe one model of this node."""
+    """Handle `GET /v1/models/{id}`: describe one loaded model of this node."""
     model: ServedModel = request.app.state.registry.get(request.path_params["model_id"])
     return JsonResponse(model_entry(model.info(), int(time.time())))
 

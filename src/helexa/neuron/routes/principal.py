@@ -1,4 +1,4 @@
-"""Determine the principal of a request from headers that a gateway sets."""
+"""Determine the principal of a request (the account and API key it is billed to) from headers that a gateway sets."""
 
 from hashlib import blake2b
 
@@ -9,14 +9,13 @@ _KEY = "x-helexa-key-id"
 
 
 def principal_of(request: Request) -> str:
-    """Return the request's principal as one short word; empty if the request lacks the gateway's headers.
+    """Return the name of the request's principal: a hash of the account id and key id that the gateway sends.
 
-    The principal selects the request's fair share of the engine and the cached prompts that the request may reuse. A
-    gateway drops these headers from its clients' requests and sets its own, so different clients of a gateway do not
-    share cached prompts.
+    The result is empty if the request lacks these headers. Each principal gets a fair share of the engine, and by
+    default its own prefix cache. A gateway removes these headers from its clients' requests and sets them itself.
 
-    A node trusts the headers. A client that connects directly to a node can name any principal, use its fair share and,
-    by measuring response times, guess its prompts. Therefore only gateways should be able to reach a node's port.
+    The node trusts the headers. A client that connects directly to a node can name any principal, use that principal's
+    share of the engine, and guess its prompts by measuring response times. Only gateways should reach a node's port.
     """
     account, key = request.headers.get(_ACCOUNT), request.headers.get(_KEY)
     if not account or not key:

@@ -1,4 +1,4 @@
-"""Send a run's events to the client, as a stream or as one body, until the run ends or the client disconnects."""
+"""Send the output of a run to the client, as a stream or as one body, until the run ends or the client disconnects."""
 
 import asyncio
 import logging
@@ -16,17 +16,20 @@ from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disco
 from helexa.neuron.routes.projectors.projector import Projector
 
 PATIENCE_SECONDS = 3.0
-"""Seconds a stream waits for its first event. During this time an error is still a plain error response."""
+"""Seconds that a stream waits for the first event of its run before it sends the response headers with status 200.
+
+A run that fails earlier gets a plain error response. A later error is sent as an event of the stream.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class RunResponse:
-    """An ASGI response that sends a run's events as a stream or as one body.
+    """An ASGI response that sends the output of a run as a stream of server-sent events or as one body.
 
-    Nothing is sent before the run's first event, so a client whose run is rejected gets a plain error response. If a
-    streamed run waits longer than `PATIENCE_SECONDS`, the stream begins with a comment, and a later rejection is
-    reported as an event. If the client disconnects, the run is canceled at once, with and without streaming.
+    Nothing is sent before the first event of the run, so a rejected run becomes a plain error response. A stream that
+    waits longer than `PATIENCE_SECONDS` for the first event begins with a comment. A later rejection is then sent as an
+    event. If the client disconnects, the run is canceled at once.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
@@ -41,7 +44,8 @@ class RunResponse:
         """Send the response.
 
         Raises:
-            ApiError: the run was rejected, or a run without streaming failed. Nothing has been sent in these cases.
+            ApiError: the run was rejected, or a run without streaming failed. In both cases nothing has been sent to
+                the client.
         """
         send_reply = self._send_stream if self._streamed else self._send_body
         sender = asyncio.create_task(send_reply(scope["path"], send))
@@ -64,7 +68,7 @@ class RunResponse:
             del sender  # the task holds the error, whose traceback holds this frame: a reference cycle
 
     def _until_due(self) -> float:
-        """Return the seconds until the stream must send its next keep-alive comment."""
+        """Return the number of seconds until a stream must send its next keep-alive comment."""
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:

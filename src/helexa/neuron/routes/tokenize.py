@@ -16,7 +16,7 @@ from helexa.neuron.text.templates.chat_template import TemplateError
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of a text or of a conversation's prompt. The engine is not involved."""
+    """Handle `POST /tokenize`: return the token ids of a text, or of a conversation rendered with the chat template."""
     tokenize_request = TokenizeRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(tokenize_request.model)
     if tokenize_request.has_image:
@@ -29,7 +29,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Return the text of tokens."""
+    """Handle `POST /detokenize`: return the text for a list of token ids."""
     tokenize_request = DetokenizeRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(tokenize_request.model)
     tokenizer = model.text.tokenizer
@@ -41,7 +41,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return tokenizer metadata of the model's files, for clients with their own tokenizer."""
+    """Handle `GET /tokenizer_info`: return special tokens, chat template and context length of a model.
+
+    Clients use them to tokenize prompts themselves.
+    """
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)

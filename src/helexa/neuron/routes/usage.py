@@ -1,4 +1,4 @@
-"""Report token counts to gateways, also if their client did not request them or disconnected."""
+"""Report token counts to gateways, even if the gateway's client has not requested them or has disconnected."""
 
 import asyncio
 from dataclasses import asdict
@@ -17,26 +17,26 @@ _INCLUDE_USAGE, _PROMPT = "x-helexa-include-usage", "prompt"
 
 
 def reports_usage(request: Request) -> bool:
-    """Return whether the gateway wants a usage chunk at the end of a stream, regardless of `stream_options`.
+    """Return whether a gateway requests a usage chunk at the end of the stream with the header `_INCLUDE_USAGE`.
 
-    The gateway drops this header from its clients' requests, adds its own, and removes the chunk if the client did not
-    request it.
+    The header applies even if the client's `stream_options` request no usage. The gateway then removes the chunk from
+    the stream.
     """
     return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
 
 
 def counts_prompt(request: Request) -> bool:
-    """Return whether the gateway wants a stream's prompt counts before the answer, in a chunk with `helexa_prompt`.
+    """Return whether a gateway requests a chunk (`helexa_prompt`) with the prompt's token counts before the answer.
 
-    The gateway requests these counts for the Messages API, whose first event contains them.
+    The gateway needs these counts for Anthropic's Messages API, because the first event of its streams contains them.
     """
     return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 
 
 async def get_usage(request: Request) -> Response:
-    """`GET /usage/{id}`: the token counts of a request that ended recently, or that ends within `WAIT_SECONDS`.
+    """Handle `GET /usage/{id}`: return the token counts of the request that had the header `x-helexa-usage-id: id`.
 
-    The id is the request's `x-helexa-usage-id`.
+    If the request is still running, wait up to `WAIT_SECONDS` for its end.
     """
     records: UsageRecords = request.app.state.usage
     try:

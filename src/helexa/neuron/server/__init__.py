@@ -1,1 +1,1 @@
-"""The HTTP application of a node: middleware, lifecycle and health."""
+"""The HTTP application of a node: middleware, access checks, start and shutdown, and health reports."""

@@ -1,15 +1,14 @@
-"""Access checks of a node: with an API key, requests must carry it; without one, requests of other web pages are
-rejected.
+"""Access checks of a node's requests.
 
-| | with `api_key` | without |
-|---|---|---|
-| any request but `GET /health` | 401 without the key | |
-| `Host` is an unknown name, on a loopback address | | 403 |
-| `Host` is an unknown name, elsewhere | | 403 if the request has an `Origin` |
-| `Origin` is not the node's own | | 403 |
+If the node has an `api_key`, every request except `GET /health` must have this key. Otherwise it gets a 401.
 
-Only browsers send `Origin`. On a network, gateways reach nodes by any DNS name, so `Host` is checked there for browsers
-only. This check stops DNS rebinding from changing anything: browsers send `Origin` with every POST and DELETE.
+If the node has no `api_key`, it rejects requests that web pages of other sites send through a browser:
+
+* A request with an `Origin` header other than the node's own origin gets a 403. Only browsers send `Origin`.
+* If the node listens on a loopback address, a request with an unknown name in its `Host` header gets a 403.
+* If the node listens on a network address, an unknown `Host` gets a 403 only if the request has an `Origin`, because
+  gateways may reach the node by any DNS name. This prevents changes by DNS rebinding, because browsers send `Origin`
+  with every POST and DELETE.
 """
 
 import hmac
@@ -28,7 +27,7 @@ _RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which ca
 
 
 class AccessGuard:
-    """ASGI middleware that answers 401 or 403 to requests that the node does not accept."""
+    """ASGI middleware that rejects requests without permission with status 401 or 403."""
 
     def __init__(self, app: ASGIApp, config: NeuronConfig) -> None:
         self._app = app
@@ -38,7 +37,7 @@ class AccessGuard:
         self._names = frozenset(name.lower().encode() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer with the error."""
+        """Forward the request to the application, or send an error response if the request is not permitted."""
         error = self._error(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
@@ -63,7 +62,7 @@ class AccessGuard:
 
 
 def exposure(config: NeuronConfig) -> str | None:
-    """Return a warning if other machines can use the node without a key, else None."""
+    """Return a warning if other machines can connect to the node and it requires no API key, else None."""
     if config.api_key is not None or is_loopback(config.host):
         return None
     return (

@@ -1,4 +1,4 @@
-"""The node's HTTP application: routes, state, background tasks and server."""
+"""The node's HTTP application (routes, state and background tasks) and the server that runs it."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from helexa.neuron.sources.sources import Sources
 log = logging.getLogger(__name__)
 
 MAX_PROMPT_TOKENS = 131072
-"""Longest prompt in `/discovery` if the configuration sets no limit. Each model has its own limit."""
+"""Value of `max_prompt_tokens` in `GET /discovery` if the configuration sets no limit. Each model has its own limit."""
 
 _DRAIN_SECONDS = 5
 _DRAIN_POLL_SECONDS = 0.05
@@ -46,14 +46,14 @@ _ENDING_SECONDS = 3
 
 
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
-    """Return the application of a node. It serves at once; the default models load in the background.
+    """Return the ASGI application of a node. It serves requests while the default models load in the background.
 
-    `app.state` holds `registry`, `responses`, `usage`, `activation`, `health`, `metrics`, `port` and
-    `max_prompt_tokens`.
+    The route functions find their shared objects in `app.state`: `registry`, `responses`, `usage`, `activation`,
+    `health`, `metrics`, `port` and `max_prompt_tokens`.
 
     Args:
         config: the node's configuration.
-        engine_command: command line of an engine process, instead of the default.
+        engine_command: command line that starts an engine process; None for the default command.
     """
     harness = config.harness.torch
     device = harness.device
@@ -107,7 +107,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
 
 
 class _App(Starlette):
-    """Starlette application that logs, counts and checks every request, including requests without a route."""
+    """Starlette application that logs, counts and checks every request, even if no route matches the request."""
 
     def __init__(self, config: NeuronConfig, node_metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
@@ -115,24 +115,27 @@ class _App(Starlette):
         self._metrics = node_metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the middleware stack: request log, then access checks, then interim responses, then routes."""
+        """Return the application with its middleware: first the request log, then access checks, then 102 responses."""
         return RequestMiddleware(
             AccessGuard(Interim(super().build_middleware_stack()), self._config), self._metrics, self.state.usage
         )
 
 
 class NodeConnection(Connection):
-    """An HTTP connection whose size limits admit any request the gateway accepted plus the headers it adds."""
+    """An HTTP connection with higher limits on the headers than the gateway has.
+
+    The gateway adds headers to the requests that it forwards, and the node must accept them.
+    """
 
     max_head_bytes = Connection.max_head_bytes + (8 << 10)
     max_headers = Connection.max_headers + 28
 
 
 class NodeServer(Listener):
-    """Runs the application on a listening socket.
+    """Serves the application on a listening socket until SIGTERM or SIGINT.
 
-    At SIGTERM or SIGINT, the server rejects new requests with an error response, gives running requests a few seconds,
-    ends the engines and exits with code 0. A second signal exits at once. Engines always end with this process.
+    After the signal, the server rejects new requests and waits a few seconds for running requests. Then it stops the
+    engines and exits with code 0. A second signal exits at once with code 1. Engines never outlive this process.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -140,18 +143,18 @@ class NodeServer(Listener):
         super().__init__(
             app,
             connection=NodeConnection,
-            limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # the rest is for engines and files
+            limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # `others`: for engines and files
             grace_secs=_ENDING_SECONDS,
         )
         self._registry: Registry = app.state.registry
         self._leaving: asyncio.Task[None] | None = None
 
     def run(self, bound: socket.socket) -> None:
-        """Serve in a new event loop until a signal, then exit the process."""
+        """Serve on the socket `bound` in a new event loop until SIGTERM or SIGINT, then exit the process."""
         run(self.serve(bound))
 
     async def serve(self, bound: socket.socket) -> None:
-        """Serve until a signal, then exit the process."""
+        """Serve on the socket `bound` until SIGTERM or SIGINT, then exit the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # some event loops have no signal handlers
@@ -163,7 +166,7 @@ class NodeServer(Listener):
         os._exit(0)
 
     async def end(self) -> None:
-        """End running requests with an error response."""
+        """Stop all engines, so that requests that are still running end with an error response."""
         ending = asyncio.create_task(self._registry.close())
         await super().end()
         ending.cancel()
@@ -176,7 +179,7 @@ class NodeServer(Listener):
         self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        """Stop once no request runs, or after `_DRAIN_SECONDS`. Meanwhile new requests are rejected."""
+        """Wait until no request is running, at most `_DRAIN_SECONDS`, then stop the server."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while any(model.load().in_flight for model in self._registry.models()):  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""Report the node's health from periodic readings of memory and devices."""
+"""The node's health report (`GET /health`), with the results of periodic measurements of memory and devices."""
 
 import asyncio
 import logging
@@ -17,16 +17,17 @@ READING_SECONDS = 5.0
 
 
 class HealthMonitor:
-    """Reads memory and accelerators every few seconds, so that reports do not block on the readings.
+    """Measures free memory and the state of the accelerators every `READING_SECONDS`, and builds health reports.
 
-    The last good readings remain if later readings fail or report no memory.
+    Reports use the last measurement, because a measurement may block. If a measurement fails or reports no memory, the
+    previous values remain.
 
     Args:
         registry: models of the node.
-        activation: loading state of the default models.
-        responses: prefix of the ids of stored responses; None without a response store.
-        memory: returns the free and total bytes of host memory, without blocking.
-        devices: returns the state of the accelerators; may block on a busy driver.
+        activation: progress of the default models' loads.
+        responses: prefix of the ids of stored responses; None if the node stores no responses.
+        memory: function that returns the free and the total bytes of host memory, without blocking.
+        devices: function that returns the state of the accelerators. It may block if the driver is busy.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class HealthMonitor:
         self._begun = time.monotonic()
 
     def report(self) -> Health:
-        """Return the node's health without blocking."""
+        """Return the current health report of the node, with the last measurements. Does not block."""
         free, total = self._memory
         return Health(
             uptime_secs=int(time.monotonic() - self._begun),
@@ -65,7 +66,7 @@ class HealthMonitor:
         )
 
     async def run(self) -> None:
-        """Refresh the readings until canceled."""
+        """Measure memory and accelerators every `READING_SECONDS` until the task is canceled."""
         await asyncio.gather(_repeat(self._take_memory), _repeat(self._take_devices))
 
     async def _take_memory(self) -> None:

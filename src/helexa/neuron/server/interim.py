@@ -1,8 +1,9 @@
-"""`102 Processing` responses for clients that request keep-alive signals during long requests.
+"""Interim `102 Processing` responses, which the node sends as keep-alive signals during long requests.
 
-A client sends the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`, where `from`
-is the client's own address on the connection. If `from` differs from the address that the node sees, a proxy is in
-between. Some proxies take a 102 for the response itself (nginx 1.22 does), so the node then sends none.
+A client requests them with the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`.
+`from` is the client's own address on the connection. If it differs from the address that the node sees, there is a
+proxy between client and node. The node then sends no 102, because some proxies (such as nginx 1.22) mistake a 102 for
+the final response.
 """
 
 import asyncio
@@ -21,13 +22,13 @@ _VALUE = re.compile(rb"(\d{1,6})(?:\s*;\s*from=(\S+))?")
 
 
 class Interim:
-    """ASGI middleware that sends interim responses before the response if the client requests them."""
+    """ASGI middleware that sends `102 Processing` responses before the final response if the client requests them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Forward the request to the application, and send 102 responses at the requested interval meanwhile."""
         secs = interval_secs(scope) if scope["type"] == "http" else None
         if secs is None:
             await self._app(scope, receive, send)
@@ -40,7 +41,10 @@ class Interim:
 
 
 def interval_secs(scope: Scope) -> float | None:
-    """Return the requested interval, limited to `MIN_SECS` and `MAX_SECS`; None if the request gets no 102."""
+    """Return the seconds between 102 responses that a request's header asks for; None if the node must send none.
+
+    The result is at least `MIN_SECS` and at most `MAX_SECS`.
+    """
     for name, value in scope["headers"]:
         if name == HEADER:
             wish = _VALUE.fullmatch(value.strip())
@@ -54,7 +58,7 @@ def interval_secs(scope: Scope) -> float | None:
 
 
 class _Timer:
-    """Calls `send` every `secs` until it returns False or the timer is stopped."""
+    """Calls the function `send` every `secs` seconds until `send` returns False or `stop` is called."""
 
     def __init__(self, secs: float, send: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()

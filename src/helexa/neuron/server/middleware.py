@@ -1,4 +1,4 @@
-"""Assign request ids, log requests and count them."""
+"""Middleware that assigns a request id to every request, logs the request and counts it in the metrics."""
 
 import logging
 
@@ -18,7 +18,10 @@ _POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"}
 
 
 class RequestMiddleware:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware that assigns request ids, logs and counts requests, and records their token usage.
+
+    It wraps all other middleware, so it also sees requests that are rejected before they reach a route.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, usage: UsageRecords) -> None:
         self._app = app
@@ -26,7 +29,7 @@ class RequestMiddleware:
         self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Forward the request to the application. Log and count the request when the response is complete."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Choose the files of a repository's model by file name."""
+"""Choose which files of a repository form the model, according to their names."""
 
 import difflib
 import re
@@ -18,28 +18,37 @@ _PREFERENCE = (
     *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
 )
-"""Preferred GGUF quantizations if none is requested: about 4 bits, then higher precision, then lower precision."""
+"""GGUF quantizations in the order of preference, if no quantization is requested.
+
+Quantizations with about 4 bits come first, then those with more bits, then those with fewer bits.
+"""
 
 _CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
-    """Return the names of the files to download: the parts of a GGUF model, or a checkpoint with its metadata files.
+    """Return the names of the files to download: a GGUF model, or a checkpoint with its metadata files.
 
-    Without `quant`, the first of these is chosen:
+    A GGUF model may be split into several files. A checkpoint consists of safetensors files and `config.json`. Without
+    `quant`, the function chooses the first of the following that exists:
 
     1. a checkpoint,
-    2. the GGUF file whose quantization comes first in `_PREFERENCE`.
+    2. the GGUF model whose quantization comes first in `_PREFERENCE`.
 
-    With `quant`, the first of these is chosen:
+    With `quant`, it chooses the first of the following that exists:
 
-    1. the GGUF file of that quantization,
-    2. a GGUF file whose name contains `quant`, ignoring underscores,
+    1. the GGUF model with this quantization,
+    2. a GGUF model whose file name contains `quant`, ignoring case and underscores,
     3. a checkpoint, if the engine can quantize to `quant` during loading.
 
+    Args:
+        source: source id of the model, for error messages.
+        names: names of all files in the repository.
+        quant: requested quantization. None or `auto` if no quantization is requested.
+
     Raises:
-        SourceError: there are no model files (`kind` is `empty_repo`), or no file matches `quant` (`quant_not_found`;
-            the error has the nearest name).
+        SourceError: there are no model files (`kind` is `empty_repo`), or no file matches `quant` (`kind` is
+            `quant_not_found`, and the error suggests the nearest name).
     """
     ggufs = sorted(
         (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
@@ -70,7 +79,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
 
 
 def quant_tag(name: str) -> str:
-    """Return the quantization in the name of a GGUF file, such as `Q4_K_M`; empty if the name has no quantization."""
+    """Return the quantization in the name of a GGUF file, such as `Q4_K_M`. Return "" if the name has none."""
     match = _TAG.search(_file_name(name))
     return match[1].upper() if match else ""
 
@@ -101,7 +110,12 @@ def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool)
 
 
 def model_path(snapshot: Path, files: Sequence[str]) -> Path:
-    """Return the path of the model made of `files`: the first GGUF file, or the checkpoint folder."""
+    """Return the path to load the model from: the first GGUF file, or the checkpoint folder.
+
+    Args:
+        snapshot: folder that contains the files.
+        files: result of `chosen_files`.
+    """
     return snapshot / files[0] if files[0].lower().endswith(".gguf") else snapshot
 
 

@@ -1,4 +1,4 @@
-"""Connect to a host with several addresses, some of which may be unreachable."""
+"""Connect to a host that has several addresses. Some of them may be unreachable."""
 
 import os
 import selectors
@@ -11,25 +11,24 @@ _NEXT_ADDRESS_SECONDS = 0.25
 
 
 class UnreachableError(OSError):
-    """No address of a host responded in time."""
+    """None of a host's addresses responded within the timeout."""
 
 
 def dial(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
-    """Connect to the first address of a host that responds. Replaces `socket.create_connection`.
+    """Connect to the first address of a host that responds.
 
-    `socket.create_connection` tries the addresses one after the other, so an address behind a firewall that drops
-    packets would cost a full timeout. This function starts an attempt for the next address every 0.25 s while earlier
-    attempts continue.
+    This function replaces `socket.create_connection`, which tries one address after the other. If a firewall drops the
+    packets to an address, `socket.create_connection` would wait for a full timeout. This function starts an attempt for
+    the next address every 0.25 s, without ending the earlier attempts.
 
     Args:
         address: host and port.
-        timeout: timeout of the established connection, in seconds. Connecting takes at most 3 s or `timeout`, whichever
-            is shorter.
-        source: ignored; a parameter of `socket.create_connection`.
+        timeout: timeout of the established connection, in seconds. Connecting takes at most `timeout` and at most 3 s.
+        source: not used. It exists because `socket.create_connection` has this parameter.
 
     Raises:
         OSError: the host has no address, or all addresses refuse the connection.
-        UnreachableError: no address responds in time.
+        UnreachableError: no address responds within the timeout.
     """
     addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     seconds = min(timeout, _CONNECT_SECONDS)

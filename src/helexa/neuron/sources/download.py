@@ -19,10 +19,10 @@ _MIN_STEP_BYTES = 1 << 18
 
 
 class Downloads:
-    """Runs all downloads of a node.
+    """Downloads the files of models and limits the number of concurrent downloads on a node.
 
     Args:
-        limit: maximum number of concurrent file downloads, over all models.
+        limit: maximum number of files that are downloaded concurrently, over all models.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,21 +32,21 @@ class Downloads:
     def fetch(
         self, site: Site, name: str, listing: Listing, names: Sequence[str], cache: Snapshots, fetch: Fetch
     ) -> None:
-        """Download the files of repository `name` that are not in the cache.
+        """Download the files `names` of repository `name`. Files that are in the cache are not downloaded again.
 
-        If one file fails, the other transfers are canceled.
+        If the download of one file fails, the downloads of the other files are canceled.
 
         Args:
             site: server of the hub.
             name: name of the repository.
-            listing: listing of the repository.
-            names: names of the files; all are in `listing`.
+            listing: files of the repository at the commit to download.
+            names: names of the files to download. All of them are in `listing`.
             cache: cached files of the repository.
             fetch: handle to report progress and to check for cancellation.
 
         Raises:
-            WebError: the site failed.
-            ContentError: the site sent other content than announced.
+            WebError: the site is unreachable or returned an error.
+            ContentError: the site sent a file whose size or checksum differs from the listing.
             DiskError: the model does not fit on the disk, or the cache is not writable.
         """
         commit, files = listing.commit, [listing.files[name] for name in names]
@@ -99,7 +99,7 @@ class Downloads:
 
 
 class _Meter:
-    """Adds up the progress of several transfers. `at` raises `FetchAbandoned` in the threads of canceled transfers."""
+    """Adds up the progress of the files of one model and reports the total."""
 
     def __init__(self, files: Sequence[RemoteFile], absent: Sequence[RemoteFile], fetch: Fetch) -> None:
         sizes = [file.size for file in files]
@@ -111,11 +111,15 @@ class _Meter:
         self._reported = 0
 
     def begin(self, required: int) -> None:
-        """Report the initial progress: `required` bytes are missing."""
+        """Report the initial progress, when `required` bytes are not downloaded yet."""
         self._fetch.progress("download", max(0, self._total - required), self._total)
 
     def at(self, file: RemoteFile, done: int) -> None:
-        """Record that `done` bytes of `file` are present, and report the total progress if it changed enough."""
+        """Record that `done` bytes of `file` are downloaded, and report the total progress if it changed enough.
+
+        Raises:
+            FetchAbandoned: the download is canceled.
+        """
         self._fetch.check()
         with self._lock:
             self._sum += done - self._done.get(file.name, 0)
@@ -128,7 +132,10 @@ class _Meter:
 
 
 def _wait_all(futures: set[Future[None]], fetch: Fetch) -> None:
-    """Wait until all `futures` are done. Raise the first error of a future, or `FetchAbandoned` on cancellation."""
+    """Wait until all `futures` are done.
+
+    If a future fails, raise its error at once. If `fetch` is canceled, raise `FetchAbandoned`.
+    """
     while futures:
         done, futures = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
         for future in done:

@@ -1,4 +1,4 @@
-"""Report the progress of a running fetch, and cancel it."""
+"""Handle of a running fetch, which finds or downloads a model in a worker thread."""
 
 import threading
 from collections.abc import Callable
@@ -8,18 +8,27 @@ ProgressReport = Callable[[str, int, int], None]
 
 
 class FetchAbandoned(BaseException):
-    """Raised in the fetching thread to end a canceled fetch. Never leaves the thread."""
+    """Raised in the worker thread of a canceled fetch to end the thread's work. No other thread receives it."""
 
 
 class Fetch:
-    """Handle of a running fetch, which reports its progress and can cancel it."""
+    """Handle of a running fetch. The worker thread reports progress to it, and another thread can cancel the fetch."""
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report
         self._abandoned = threading.Event()
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Report progress, or raise `FetchAbandoned` if the fetch is canceled. Call this often."""
+        """Report progress. The worker thread calls this method often.
+
+        Args:
+            stage: name of the current stage, such as `download`.
+            done: number of bytes done.
+            total: total number of bytes, or 0 if unknown.
+
+        Raises:
+            FetchAbandoned: the fetch is canceled.
+        """
         self.check()
         self._report(stage, done, total)
 
@@ -29,10 +38,10 @@ class Fetch:
             raise FetchAbandoned
 
     def wait(self, seconds: float) -> None:
-        """Sleep for `seconds`; raise `FetchAbandoned` as soon as the fetch is canceled."""
+        """Sleep for `seconds`. Raise `FetchAbandoned` as soon as the fetch is canceled."""
         if self._abandoned.wait(seconds):
             raise FetchAbandoned
 
     def abandon(self) -> None:
-        """Cancel the fetch. The fetching thread ends at its next progress report."""
+        """Cancel the fetch. Its worker thread ends at the next call of `progress`, `check` or `wait`."""
         self._abandoned.set()

@@ -1,4 +1,4 @@
-"""Errors of failed downloads: their messages and kinds."""
+"""Errors of failed downloads, with their messages and error kinds."""
 
 import errno
 from pathlib import Path
@@ -19,8 +19,8 @@ class DiskError(Exception):
     """The model does not fit on the disk, or the cache folder is not writable.
 
     Attributes:
-        kind: error kind of the load.
-        details: additional fields of the error.
+        kind: `kind` of the `SourceError` that reports this error.
+        details: further fields of the `SourceError`, such as the required bytes.
     """
 
     def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
@@ -30,11 +30,11 @@ class DiskError(Exception):
 
 
 class ContentError(Exception):
-    """A site sent other content than announced."""
+    """A site sent a file that cannot be used, for example because its checksum differs from the listing."""
 
 
 def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
-    """Return the error for a download of `required` bytes to `folder`, whose disk has only `free` bytes."""
+    """Return the error for a download of `required` bytes to `folder`, if its disk has only `free` bytes."""
     return DiskError(
         f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
         kind="disk_full",
@@ -45,7 +45,7 @@ def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
 
 
 def disk_error(error: OSError, folder: Path) -> DiskError:
-    """Return the error for the failed write `error` to the cache folder `folder`."""
+    """Return the `DiskError` for `error`, which was raised by a write to the cache folder `folder`."""
     if error.errno in _FULL_ERRORS:
         reason = f"cannot be cached: {folder} {_FULL_ERRORS[error.errno]}: {_FREE_SPACE}"
         return DiskError(reason, kind="disk_full", path=str(folder))
@@ -64,14 +64,14 @@ def source_error(
     has_token: bool = False,
     missing: str = "",
 ) -> SourceError:
-    """Return the error of a load whose download failed with `error`.
+    """Return the `SourceError` for a model whose download failed with `error`.
 
     Args:
-        error: cause of the failure.
+        error: the error of the download.
         source: source id of the model.
-        token: name of the environment variable or setting for a token.
-        has_token: whether the request had a token.
-        missing: description of the missing files if the cache has a part of the model.
+        token: name of the environment variable or setting that contains the access token, for the error message.
+        has_token: whether the failed request contained a token.
+        missing: description of the files that the cache lacks, if the cache has other files of the model.
     """
     name = source.partition(":")[2]
     if isinstance(error, DiskError):

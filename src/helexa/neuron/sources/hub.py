@@ -1,4 +1,4 @@
-"""Sources with the Hugging Face Hub's protocol: list the files, choose the model's files, download the chosen files."""
+"""Find and download models on the Hugging Face Hub, or on another server with the Hub's protocol."""
 
 import logging
 import os
@@ -26,10 +26,10 @@ _YES = ("1", "ON", "YES", "TRUE")
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default cache folder, which is that of the Hugging Face Hub's own tools.
+    """Return the default cache folder, which the Hugging Face Hub's own tools also use.
 
     Raises:
-        ConfigError: the home folder is unknown, and no variable names a cache folder.
+        ConfigError: the home folder is unknown, and no environment variable names a cache folder.
     """
     path = environ.get("HF_HUB_CACHE")
     return expanded(Path(path)) if path else _home(environ) / "hub"
@@ -37,14 +37,14 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Hub:
-    """A server with the protocol of the Hugging Face Hub, and the cache of its models.
+    """The Hugging Face Hub or another server with its protocol, together with a cache of its models.
 
     Attributes:
-        scheme: source scheme of the hub.
-        endpoint: base URL; None for the Hugging Face Hub.
-        auth_env: environment variable that may contain the token.
-        cache_dir: cache folder, in the layout of the Hub's own tools.
-        timeout: seconds without data after which a download counts as broken.
+        scheme: scheme of source ids that refer to this hub, such as `huggingface`.
+        endpoint: base URL of the server. None for the Hugging Face Hub.
+        auth_env: name of the environment variable that may contain the access token. None if there is no such variable.
+        cache_dir: cache folder, in the layout that the Hub's own tools use.
+        timeout: a download fails if no data arrives for this number of seconds.
     """
 
     scheme: str
@@ -54,10 +54,19 @@ class Hub:
     timeout: float
 
     def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
-        """Return the path of a repository's model: its GGUF file or its checkpoint folder.
+        """Return the path of a repository's model, which is a GGUF file or a checkpoint folder.
 
-        If the hub fails, a cached model is used. Without `refresh`, a complete cached model is used without a request
-        to the hub.
+        Download it if necessary.
+
+        If the hub fails, the method returns the cached model, if there is one.
+
+        Args:
+            name: name of the repository, such as `org/name`.
+            quant: requested quantization, or None.
+            refresh: whether to request the latest commit from the hub. If False and the cache has the complete model,
+                the method sends no request.
+            downloads: downloads the missing files.
+            fetch: handle to report progress and to check for cancellation.
 
         Raises:
             SourceError: the model is not available. `kind` is `repo_fetch_failed`, `repo_refused`, `not_cached`,
@@ -99,14 +108,15 @@ class Hub:
         return model_path(snapshots.at(listing.commit), files)
 
     def site(self) -> Site:
-        """Return the hub's server, with the token for it."""
+        """Return the hub's server. Requests to it include the user's access token, if there is one."""
         url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
         return Site(url, self._token(url), self.timeout)
 
     def _listing(self, site: Site, name: str, fetch: Fetch, attempts: int) -> Listing:
-        """Request the list of the repository's files.
+        """Request the list of the repository's files, with at most `attempts` attempts.
 
-        Retry if the hub responds with a transient error. Raise at once if the hub is unreachable.
+        The method retries if the hub responds with an error that may be transient. If there is no response, it raises
+        the error at once.
         """
         failures = 0
         while True:
@@ -143,5 +153,5 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def offline() -> bool:
-    """Return whether the environment allows only cached models, by `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`."""
+    """Return whether `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set, so that only cached models may be used."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

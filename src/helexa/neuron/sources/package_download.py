@@ -1,4 +1,4 @@
-"""Download a wheel with pip or uv, which use the user's indexes, proxies and certificates."""
+"""Download a wheel with pip or uv, because these tools use the user's package indexes, proxies and certificates."""
 
 import errno
 import os
@@ -33,11 +33,19 @@ def has_installer() -> bool:
 
 
 def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
-    """Download the wheel of `requirement` without installing it; return the wheel, or the folder of its files.
+    """Download the wheel of `requirement` without installing it.
+
+    Args:
+        requirement: `package` or `package==version`.
+        scratch: empty folder for the download and for temporary files.
+        fetch: handle to report progress and to check for cancellation.
+
+    Returns:
+        The wheel (downloaded with pip), or a folder with the unpacked wheel (downloaded with uv).
 
     Raises:
-        SourceError: the wheel could not be downloaded. `kind` is `disk_full`, or `repo_fetch_failed` if there is no
-            installer or the installer failed.
+        SourceError: the wheel could not be downloaded. `kind` is `disk_full`, or `repo_fetch_failed` if there is no pip
+            or uv, or if the download failed.
     """
     target = scratch / "wheel"
     # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.
@@ -107,7 +115,11 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
 
 
 def _progress(output: Path, scratch: Path) -> tuple[int, int]:
-    """Return the bytes done and the total bytes (0 if unknown): pip's progress, else the size of the largest file."""
+    """Return the number of downloaded bytes and the total number of bytes (0 if unknown).
+
+    The numbers come from pip's output. If pip reports none, the number of downloaded bytes is the size of the largest
+    file in `scratch`.
+    """
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - _TAIL_BYTES))
         if reports := _PIP_PROGRESS.findall(file.read()):

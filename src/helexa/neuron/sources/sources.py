@@ -1,4 +1,4 @@
-"""Resolve models of all source schemes."""
+"""Find or download the model of a source id, for all types of sources."""
 
 import asyncio
 import os
@@ -24,11 +24,12 @@ _LIMIT_NAMES = ("HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS")
 
 
 class Sources:
-    """Resolves source ids to local files, according to the node's configuration.
+    """Finds or downloads models, according to the node's configuration.
 
     Args:
         config: the node's configuration.
-        refresh: whether to ask hubs for a newer commit; if False, a complete cached model is used without a request.
+        refresh: whether to request the latest commit from a hub each time. If False, a complete cached model is used
+            without a request.
     """
 
     def __init__(self, config: NeuronConfig, *, refresh: bool = True) -> None:
@@ -39,15 +40,15 @@ class Sources:
         self._threads = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
 
     async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
-        """Return the local GGUF file or checkpoint folder of `source`; download it if necessary.
+        """Return the GGUF file or checkpoint folder of `source` on this machine. Download the model if necessary.
 
         Args:
             source: source of the model.
-            quant: quantization of the GGUF file, such as `q4_k_m`, unless `source` names one.
-            progress: receives progress reports in the event loop.
+            quant: requested quantization, such as `q4_k_m`, or None. It is ignored if `source` includes a quantization.
+            progress: function that receives progress reports. It is called in the event loop.
 
         Raises:
-            SourceError: the model is not available; `kind` is the reason.
+            SourceError: the model is not available. `kind` is the reason.
             ConfigError: the cache folder is unknown.
         """
         loop = asyncio.get_running_loop()
@@ -76,20 +77,20 @@ class Sources:
                 return partial(self.hub(scheme).model, source.name, quant, self._refresh, self._downloads)
 
     def hub(self, scheme: str) -> Hub:
-        """Return the hub of source scheme `scheme`.
+        """Return the hub for source ids with the scheme `scheme`.
 
         Raises:
-            SourceError: the scheme is unknown; `kind` is `invalid_source`.
+            SourceError: the scheme is unknown. `kind` is `invalid_source`.
             ConfigError: the cache folder is unknown.
         """
         return configured_hub(self._config, scheme)
 
 
 def configured_hub(config: NeuronConfig, scheme: str) -> Hub:
-    """Return the hub that `config` defines for source scheme `scheme`.
+    """Return the hub that `config` defines for source ids with the scheme `scheme`.
 
     Raises:
-        SourceError: the scheme is unknown; `kind` is `invalid_source`.
+        SourceError: the scheme is unknown. `kind` is `invalid_source`.
         ConfigError: the cache folder is unknown.
     """
     harness, timeout = config.harness.torch, config.downloads.stall_secs
@@ -112,7 +113,7 @@ def configured_hub(config: NeuronConfig, scheme: str) -> Hub:
 
 
 def _limit(environ: Mapping[str, str]) -> int:
-    """Return the limit of concurrent downloads from the environment, or the default limit.
+    """Return the maximum number of concurrent downloads from the environment, or the default.
 
     Raises:
         ConfigError: the variable's value is not a number from 1 to 64.

@@ -1,4 +1,4 @@
-"""Download one file into the cache: resume a partial file, verify the checksum, then rename it."""
+"""Download one file into the cache. An interrupted download is resumed, and the checksum is verified at the end."""
 
 import errno
 import fcntl
@@ -22,10 +22,10 @@ _LOCK_SECONDS = 0.2
 
 
 def retry_delay(failures: int, error: WebError) -> int | None:
-    """Return the seconds to wait before the next attempt, or None to give up.
+    """Return the number of seconds to wait before the next attempt of a request. Return None to give up.
 
     Args:
-        failures: number of consecutive failed attempts.
+        failures: number of failed attempts in a row.
         error: error of the last attempt.
     """
     if not error.transient or failures >= _MAX_ATTEMPTS:
@@ -37,11 +37,15 @@ def retry_delay(failures: int, error: WebError) -> int | None:
 
 @contextmanager
 def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
-    """Open the file at `path` for reading and appending, locked against other processes, and yield it.
+    """Open the file at `path` for reading and appending, lock it against other processes, and yield it.
 
-    If `is_complete` returns True, because another process has finished the file, yield None.
+    Yield None if `is_complete()` returns True, because another process has then finished the file. During the wait for
+    the lock, the size of the file is reported to `fetch`.
 
-    While waiting for the lock, the file's size is reported to `fetch`.
+    Args:
+        path: path of the partially downloaded file.
+        is_complete: function that returns whether the complete file exists.
+        fetch: handle to report progress and to check for cancellation.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,10 +71,10 @@ def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> It
 
 
 def rename_locked(file: FileIO, path: Path, name: Path) -> None:
-    """Rename the locked file at `path` to the path `name`.
+    """Rename the file at `path` to `name`. `file` is the file that the caller has locked.
 
     Raises:
-        OSError: the file was removed, or another process replaced it.
+        OSError: the file at `path` is not the locked file, because it was removed or replaced.
     """
     if not _is_at(file, path):
         raise FileNotFoundError(errno.ENOENT, "a file was removed during its download")
@@ -78,15 +82,16 @@ def rename_locked(file: FileIO, path: Path, name: Path) -> None:
 
 
 class Transfer:
-    """Downloads a file of a repository into `target`.
+    """Downloads a file of a repository into the open file `target`.
 
     Args:
         site: server of the file.
         path: path of the file at the site.
         file: expected size and checksum.
-        target: locked file; may contain the beginning of the content.
-        folder: cache folder named in error messages.
-        advance: called after each chunk with the number of bytes present; may raise an error to end the transfer.
+        target: locked file in the cache. It may contain the first bytes of the content, from an earlier download.
+        folder: cache folder, for error messages.
+        advance: function that receives the number of downloaded bytes after each chunk. It may raise an error to end
+            the transfer.
     """
 
     def __init__(
@@ -106,11 +111,15 @@ class Transfer:
     def run(self, wait: Callable[[float], None]) -> None:
         """Download the missing bytes and verify the checksum.
 
-        If the download fails, received bytes stay in the target for the next transfer, unless the checksum is wrong.
+        If the download fails, the received bytes stay in the target, so a later transfer can resume it. If the checksum
+        is wrong, the received bytes are discarded.
+
+        Args:
+            wait: function that sleeps for a number of seconds before a retry.
 
         Raises:
-            WebError: the site failed permanently or too many times in a row.
-            ContentError: the site sent other content than announced.
+            WebError: the site returned a permanent error, or too many attempts in a row failed.
+            ContentError: the size or checksum of the received file differs from the listing.
             DiskError: the target cannot be written.
         """
         self._resume()
@@ -133,7 +142,10 @@ class Transfer:
             raise disk_error(error, self._folder) from error
 
     def _resume(self) -> None:
-        """Read the bytes of an earlier transfer, so that the download continues after them."""
+        """Read the bytes of an earlier download into the checksum, so that the download continues after them.
+
+        Discard these bytes if there are too many, or if the size of the file is unknown.
+        """
         size = os.fstat(self._target.fileno()).st_size
         if self._file.size is None or size > self._file.size:
             self._done = size
@@ -188,9 +200,14 @@ class Transfer:
             raise WebError(response.where, f"hung up after {self._done} of {size} bytes")
 
     def _expected(self, response: SiteResponse) -> int | None:
-        """Return the length of the file, or None if unknown.
+        """Return the length of the complete file, or None if it is unknown.
 
-        Discard the bytes received so far if the response begins at another byte.
+        If the response does not continue the bytes received so far, these bytes are discarded. A response with the
+        whole file is used from its beginning.
+
+        Raises:
+            WebError: the response contains another range of the file than requested.
+            ContentError: the length differs from the length in the listing.
         """
         content_range = response.content_range
         if content_range is None:

@@ -1,4 +1,4 @@
-"""Requests to HTTP file servers through the user's proxies. The token is sent only to the configured site."""
+"""HTTP requests to file servers, through the user's proxies. The access token is sent only to the configured server."""
 
 import http.client
 import ssl
@@ -33,11 +33,11 @@ class WebError(Exception):
     """A failed HTTP request or an unusable response.
 
     Attributes:
-        where: origin of the site, without secrets.
-        status: HTTP status, or None without a response.
-        code: error code of the Hugging Face Hub, such as `GatedRepo`; empty if there is none.
+        where: scheme, host and port of the server.
+        status: HTTP status, or None if there was no response.
+        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if there is none.
         retry_after: value of `Retry-After` in seconds, or None.
-        transient: whether the error may be transient, so that a retry is useful.
+        transient: whether the error may be transient. In this case, a retry may succeed.
     """
 
     def __init__(
@@ -59,11 +59,12 @@ class WebError(Exception):
 
 
 class SiteResponse:
-    """A successful response of a site. Leaving the context closes the connection.
+    """A successful HTTP response. It is a context manager that closes the connection.
 
     Attributes:
-        where: origin that sends the response; redirects may lead to another origin than the requested one.
-        length: length of the body in bytes, or None if unknown.
+        where: scheme, host and port of the server that sent the response. After a redirect, it differs from the
+            requested server.
+        length: length of the response body in bytes, or None if unknown.
     """
 
     def __init__(self, where: str, response: http.client.HTTPResponse, timeout: float) -> None:
@@ -80,11 +81,11 @@ class SiteResponse:
 
     @property
     def content_range(self) -> str | None:
-        """Value of `Content-Range` of a partial response; None if the response is the whole file."""
+        """Value of the `Content-Range` header of a partial response (206). None if the response is the whole file."""
         return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the chunks of the body as they arrive.
+        """Yield the chunks of the response body as they arrive.
 
         Raises:
             WebError: no data arrived within the timeout, or the connection broke.
@@ -105,7 +106,7 @@ class SiteResponse:
             yield chunk
 
     def text(self, limit: int) -> bytes:
-        """Return the full body.
+        """Return the whole response body.
 
         Raises:
             WebError: the connection broke or timed out, the body is longer than `limit` bytes, or reading takes too
@@ -129,8 +130,8 @@ class Site:
 
     Args:
         url: base URL.
-        token: bearer token, sent to this site and not to redirect targets.
-        timeout: seconds without data after which a connection counts as broken.
+        token: bearer token, or None. It is sent to this server, and not to other servers after a redirect.
+        timeout: a connection fails if no data arrives for this number of seconds.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
@@ -146,7 +147,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """The base URL."""
+        """Base URL of the server."""
         return self._url
 
     @property
@@ -155,7 +156,13 @@ class Site:
         return self._token is not None
 
     def get(self, path: str, start: int = 0, stop: int | None = None, timeout: float | None = None) -> SiteResponse:
-        """Request a file, from byte `start` to byte `stop` (exclusive) or to its end, and follow redirects.
+        """Request the file at `path`, follow redirects, and return the response.
+
+        Args:
+            path: path of the file, relative to the base URL.
+            start: first byte to request.
+            stop: byte before which the request ends. None for the end of the file.
+            timeout: timeout in seconds instead of the site's timeout.
 
         Raises:
             WebError: the site is unreachable or returned an error.
@@ -203,7 +210,7 @@ class _Https(HTTPSHandler):
 
 
 def origin(url: str) -> str:
-    """Return scheme, host and port of `url`, the parts without secrets; empty if `url` is invalid."""
+    """Return the scheme, host and port of `url`, which contain no secrets. Return "" if `url` is invalid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -263,7 +270,7 @@ def _connection_error(where: str, error: Exception, timeout: float) -> WebError:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Return a TLS context with the system's and certifi's certificates."""
+    """Return a TLS context that accepts the certificates of the system and of certifi."""
     import certifi
 
     context = ssl.create_default_context()

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, chat templates, incremental detokenization."""
+"""Conversion of text to tokens and of tokens to text: tokenizers, chat templates and incremental detokenization."""

@@ -12,10 +12,11 @@ _MAX_VALUES = 1 << 22
 
 
 def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """Return the JSON object in `path`; a missing file yields an empty object.
+    """Return the JSON object in the file at `path`. If the file does not exist, return an empty object.
 
     Raises:
-        ModelFileError: the file cannot be read, is larger than `max_bytes`, or contains no JSON object.
+        ModelFileError: the file cannot be read, is larger than `max_bytes`, has too many values, or does not contain a
+            valid JSON object.
     """
     try:
         if path.stat().st_size > max_bytes:

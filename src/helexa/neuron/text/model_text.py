@@ -1,4 +1,4 @@
-"""Text processing of one model: conversations to tokens, and tokens to text."""
+"""Text processing of one model: it converts conversations to prompt tokens, and generated tokens to text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class TextCapabilities:
 
 
 class ModelText:
-    """The tokenizer, the chat template and the sampling defaults of one model.
+    """The tokenizer, chat template and other text settings that a model's files define.
 
     Attributes:
         tokenizer: converts text to token ids and back.
-        template: renders messages as text.
-        sampling_defaults: values recommended by the model's publisher for `temperature`, `top_p`, `top_k`, `min_p` and
+        template: chat template, which renders messages as text.
+        sampling_defaults: values that the model's publisher recommends for `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
         pooling: method that combines hidden states into one embedding vector.
         output_format: reasoning format and tool-call format of the model's output.
@@ -61,7 +61,7 @@ class ModelText:
 
     @property
     def capabilities(self) -> TextCapabilities:
-        """Whether the model supports tool calls and reasoning."""
+        """Whether the model supports tool calls, and whether it supports reasoning."""
         return TextCapabilities(
             tool_call=self.output_format.family is not None or self.template.mentions("tools"),
             reasoning=self.output_format.separates_reasoning or self.template.mentions("enable_thinking"),
@@ -69,7 +69,7 @@ class ModelText:
 
     @classmethod
     def open(cls, path: Path) -> "ModelText":
-        """Read the text processing files of the model at `path`.
+        """Read the tokenizer, chat template and text settings from the files of the model at `path`.
 
         Args:
             path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
@@ -113,9 +113,12 @@ class ModelText:
     def prompt_ids(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> list[int]:
-        """Return the token ids of the prompt for `messages`, which ends at the beginning of the assistant's turn.
+        """Render `messages` with the chat template and return the token ids of the prompt.
+
+        By default, the prompt ends with the header of a new assistant message.
 
         Args:
+            tools: the available tools in the format of OpenAI's chat API.
             template_kwargs: further arguments of `ChatTemplate.render`, and variables of the template.
 
         Raises:
@@ -127,19 +130,20 @@ class ModelText:
     def prompt_and_turn_start(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> tuple[list[int], int]:
-        """Return the prompt, and the length of its longest known prefix that does not depend on the last user message.
+        """Return the prompt, and the length of a prefix of the prompt that does not depend on the last user message.
 
-        To find the prefix, the method renders a second conversation, whose last user message has other text and whose
-        later messages are missing, and compares the two prompts. The last common token is not counted, since it may
-        merge with the beginning of the message. Removing the last user message instead would yield a shorter common
-        prefix, because templates omit the reasoning of turns before the last user message.
+        To find the prefix, the method renders a second conversation and returns the common prefix of both prompts. The
+        second conversation has another text in the last user message and no messages after it. Its prompt keeps the
+        last user message, because templates omit reasoning that precedes the last user message. Without this message,
+        the two prompts would already differ at earlier reasoning. The last common token is not counted, because it may
+        contain the first characters of the user message.
 
         Returns:
             The token ids of the prompt, and the number of tokens in the prefix. The number is 0 if there is no user
-            message or the template rejects the changed conversation.
+            message or the template rejects the second conversation.
 
         Raises:
-            TemplateError: the template cannot render the conversation.
+            TemplateError: the template cannot render `messages`.
         """
         prompt = self.prompt_ids(messages, tools, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
@@ -164,7 +168,7 @@ def _gguf_in(path: Path) -> Path:
 
 
 def _different_message(content: Any) -> str:
-    """Return a message text that begins differently from `content`."""
+    """Return a text for a user message. Its first character differs from the first character of `content`."""
     first = content[0] if isinstance(content, list) and content else content
     text = first.get("text") if isinstance(first, Mapping) else first
     return "1" if isinstance(text, str) and text.lstrip().startswith("0") else "0"

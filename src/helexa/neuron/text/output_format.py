@@ -1,4 +1,4 @@
-"""Reasoning format and tool-call format of a model."""
+"""Detect the reasoning format and the tool-call format of a model's output."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,9 @@ class OutputFormat:
     """The reasoning format and tool-call format of a model's output, detected from its vocabulary and chat template.
 
     Attributes:
-        family: tool-call format; None if no format was detected. The node's configuration may set another format.
-        reasoning: markers around the reasoning; None if the model has no markers, for example with the Harmony format.
+        family: tool-call format. None if no format was detected. The node's configuration may set another format.
+        reasoning: markers before and after reasoning, such as `<think>` and `</think>`. None if the model has no such
+            markers, for example with the Harmony format.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -35,43 +36,53 @@ class OutputFormat:
 
     @property
     def separates_reasoning(self) -> bool:
-        """Whether the output format marks reasoning, so that it can be separated from the answer."""
+        """Whether reasoning is marked in the model's output, so that a parser can separate it from the final answer."""
         return self.frames_calls or self.reasoning is not None
 
     @property
     def frames_calls(self) -> bool:
-        """Whether the format encloses all output in messages, as Harmony does; a grammar then includes the headers."""
+        """Whether the model writes all output as messages with headers, as in the Harmony format.
+
+        A grammar for such a format must also include the message headers.
+        """
         return isinstance(self.family, Harmony)
 
     @property
     def thought_marks(self) -> ReasoningMarks:
-        """Markers for reasoning that is returned as part of the text."""
+        """The markers that are added around reasoning if the response returns the reasoning as part of its text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
     def end_of_reasoning(self, *, framed: bool = False) -> list[int]:
-        """Return the tokens that the server inserts to end the reasoning and begin the answer.
+        """Return the tokens that the server inserts to end the model's reasoning and begin the final answer.
 
         Args:
-            framed: whether a grammar will produce the header of the answer's message, so that it is not inserted.
+            framed: whether a grammar makes the model generate the header of the message with the final answer. In this
+                case, the returned tokens do not include this header. It has an effect only in the Harmony format.
         """
         if not self.frames_calls:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
         return self._tokenizer.encode(_END + ("" if framed else _FINAL))
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
-        """Return whether `prompt` ends inside a reasoning block, so that the answer begins with reasoning."""
+        """Return whether `prompt` ends inside a reasoning block, so that generation continues the reasoning."""
         return self.reasoning is not None and self.reasoning.opened_by(self._turn(prompt))
 
     def is_over(self, prompt: Sequence[int]) -> bool:
-        """Return whether `prompt` contains a closed reasoning block in the answer's turn, so that reasoning is over."""
+        """Return whether the assistant message at the end of `prompt` already contains a closed reasoning block.
+
+        In this case, the model generates no further reasoning.
+        """
         return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
     def parser(self, prompt: Sequence[int], tools: Tools, *, untagged: bool = True) -> OutputParser | None:
-        """Return an output parser for an answer to `prompt`; None if the output is only text.
+        """Return a parser for the output that the model generates after `prompt`.
+
+        Return None if the output is only text.
 
         Args:
-            tools: the offered tools; without tools, calls are not parsed, except in the Harmony format.
-            untagged: whether calls without the format's tags are parsed, if the format supports them.
+            prompt: token ids of the prompt.
+            tools: the tools of the request. Without tools, tool calls are not parsed, except in the Harmony format.
+            untagged: whether tool calls without the tags of the format are parsed, if the format supports this.
         """
         family = self.family if tools or self.frames_calls else None
         if family is None and self.reasoning is None:
@@ -87,10 +98,11 @@ class OutputFormat:
         )
 
     def _turn(self, prompt: Sequence[int]) -> str:
-        """Return the text at the end of a prompt that belongs to the answer's turn: all text after the last marker.
+        """Return the text of the unfinished assistant message at the end of `prompt`: all text after the last marker.
 
-        A marker is an added token, such as `<|im_start|>`, except for reasoning markers. In a prompt without markers,
-        the beginning of the turn is unknown; return the reasoning marker at the end of the prompt, or "".
+        A marker is an added token, such as `<|im_start|>`, which is not a reasoning marker. If there is no marker among
+        the last tokens, the start of the message is unknown. In this case, the result is the reasoning marker at the
+        very end of the prompt, or "" if there is none.
         """
         marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
         for index in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):
@@ -101,7 +113,7 @@ class OutputFormat:
         return next((mark for mark in marks if end.endswith(mark)), "")
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
-        """Return a detokenizer that includes the control tokens that `parser` needs in the text."""
+        """Return a detokenizer. Its text includes the control tokens that `parser` needs to recognize."""
         markers = parser.markers if parser else frozenset[str]()
         ids = {self._tokenizer.token_id(marker): marker.encode() for marker in markers}
         return Detokenizer(self._tokenizer, {token_id: text for token_id, text in ids.items() if token_id is not None})

@@ -1,7 +1,7 @@
-"""Pooling of a model's hidden states into one embedding vector.
+"""Find the pooling method of an embedding model, which combines hidden states into one embedding vector.
 
-`mean` uses all positions, `last` the last position and `cls` the first position. The default is `mean`, which works
-best for generative models.
+`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` uses the first position.
+The default is `mean`, which works best for generative models.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from helexa.neuron.text.json_file import read_object
 Pooling = Literal["mean", "last", "cls"]
 
 POOLING_FILE = "1_Pooling/config.json"
-"""File in which Sentence Transformers models define the pooling."""
+"""File in which Sentence Transformers models define the pooling method."""
 
 _DEFAULT: Pooling = "mean"
 _FLAGS: dict[str, Pooling] = {
@@ -27,7 +27,10 @@ _GGUF_TYPES: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 def pooling_in_directory(path: Path) -> Pooling:
-    """Return the pooling method that a checkpoint directory specifies; `mean` if it specifies none or several."""
+    """Return the pooling method that the model directory `path` specifies.
+
+    Return `mean` if the directory specifies no method or several methods.
+    """
     try:
         config = read_object(path / POOLING_FILE)
     except ModelFileError:
@@ -38,6 +41,6 @@ def pooling_in_directory(path: Path) -> Pooling:
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """Return the pooling method that a GGUF file's metadata specifies; `mean` if it specifies none."""
+    """Return the pooling method in a GGUF file's metadata, or `mean` if the metadata specifies none."""
     pooling_type = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     return _GGUF_TYPES.get(pooling_type if isinstance(pooling_type, int) else None, _DEFAULT)

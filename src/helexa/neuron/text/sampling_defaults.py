@@ -1,8 +1,8 @@
-"""Sampling parameters recommended by a model's publisher.
+"""Read the sampling parameters that a model's publisher recommends.
 
-Precedence: the request's value, then the publisher's value, then the node's fallback (`neuron.requests.inference`). A
-missing or invalid value is skipped. `max_new_tokens` is ignored, because it is a library's default and not a limit of
-the model.
+A value in the request overrides the publisher's value, which overrides the node's default
+(`neuron.requests.inference`). Invalid values in a model's files are ignored. `max_new_tokens` is also ignored, because
+files usually contain a library's default and not a limit of the model.
 """
 
 import math
@@ -27,11 +27,11 @@ _KEYS = {
 
 
 def defaults_in_directory(path: Path) -> SamplingDefaults:
-    """Return the sampling defaults in `generation_config.json`.
+    """Return the sampling parameters in the `generation_config.json` of the model directory `path`.
 
-    `"do_sample": false` means a temperature of 0, even if the file also has a temperature, as in `transformers`.
-    Without `do_sample`, the temperature stays undefined. `transformers` would not sample in this case, but a file that
-    only names end tokens gives no sampling recommendation.
+    `"do_sample": false` means a temperature of 0, even if the file also has a temperature, as in `transformers`. If the
+    file has neither `do_sample` nor a temperature, the result has no temperature. `transformers` would not sample in
+    this case. But the file may only list end tokens, which is no recommendation about sampling.
     """
     try:
         config = read_object(path / "generation_config.json")
@@ -42,7 +42,7 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
 
 
 def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """Return the sampling defaults in a GGUF file's metadata."""
+    """Return the sampling parameters in a GGUF file's metadata."""
     return _numbers({name: metadata.get(key) for name, key in _KEYS.items()})
 
 

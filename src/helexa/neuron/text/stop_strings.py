@@ -1,20 +1,20 @@
-"""Stop strings in streamed text."""
+"""Find stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Filter that returns streamed text until a stop string appears, and holds back a possible beginning of one.
+    """Filter for the streamed text of one response, which ends the text before the first stop string.
 
-    If several stop strings match, the stop string that ends first wins, independent of how the text is split into
-    pushes. The stop string itself is not returned. The filter holds back fewer characters than the longest stop string
-    has.
+    The filter holds back text that may be the beginning of a stop string: always fewer characters than the longest stop
+    string has. The stop string itself is not returned. If several stop strings match, the one that ends first wins. The
+    result does not depend on how the text is split into chunks.
 
     Args:
-        stops: the stop strings; empty strings are ignored.
+        stops: the stop strings. Empty strings are ignored.
 
     Attributes:
-        matched: the stop string that appeared; None until one appears.
+        matched: the stop string that was found in the text, or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,9 +24,9 @@ class StopStrings:
         self._pending = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Add text; return the text that cannot be part of a stop string, and whether a stop string was found.
+        """Add a chunk of text. Return the text that can be sent, and whether a stop string was found.
 
-        The text after a stop string is dropped and nothing is held back.
+        The returned text contains no part of a stop string. If a stop string was found, the text after it is dropped.
         """
         text = self._pending + text
         matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
@@ -39,7 +39,7 @@ class StopStrings:
         return text[:cut], False
 
     def flush(self) -> str:
-        """Return the text that is held back. Call this at the end of the stream."""
+        """Return the text that was held back. Call this method at the end of the stream."""
         pending, self._pending = self._pending, ""
         return pending
 

@@ -1,5 +1,5 @@
 """Model files: read and validate weights, and quantize them during loading.
 
-`gguf` reads headers without torch, and `quant_form` and `quant_policy` do not import torch, so the server process can
-use them. The other modules return tensors.
+The server process does not import torch. It uses only the modules here that work without torch: the readers of GGUF
+headers in `gguf`, and `quant_form` and `quant_policy`. The other modules return tensors.
 """

@@ -1,7 +1,7 @@
-"""Tensors stored in blocks with separate scales: fp8 and MXFP4.
+"""Read tensors of safetensors checkpoints that are quantized to fp8 or MXFP4. Their scales are separate tensors.
 
-fp8 is dequantized to plain float32. Each weight is rounded only once, because an fp8 significand has at most 4 bits.
-MXFP4 keeps its codes and scales.
+An fp8 tensor is dequantized to float32 when it is read. An MXFP4 tensor stays quantized, with the codes and scales of
+the file.
 """
 
 from collections.abc import Mapping
@@ -25,20 +25,23 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of
 
 
 class StoredTensor(Protocol):
-    """A tensor in a checkpoint's files, read on demand; blocks and their scales count as one tensor."""
+    """A tensor of a checkpoint, which is read from the file on demand.
+
+    A quantized tensor and its scales count as one tensor.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that `read` returns without an index."""
+        """Shape of the complete tensor that `read()` returns."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in its file, in bytes, including its scales."""
+        """Size of the tensor and its scales in the file, in bytes."""
         ...
 
     def read(self, index: int | None = None) -> Weight:
-        """Return the tensor, or the matrix at `index` of a stacked tensor.
+        """Return the complete tensor. With `index`, return one matrix of a tensor that is a stack of matrices.
 
         Raises:
             ModelFileError: the tensor has no matrix at `index`, or the file cannot be read.
@@ -46,7 +49,10 @@ class StoredTensor(Protocol):
         ...
 
     def on_meta(self, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on torch's meta device, in the format that `read` returns; reads no data."""
+        """Return a weight of `shape` on torch's meta device, in the format that `read` returns.
+
+        The method does not read the file.
+        """
         ...
 
 
@@ -54,11 +60,12 @@ class StoredTensor(Protocol):
 class Fp8Tensor:
     """A tensor in fp8 with one scale per tensor, per row, or per block of rows and columns.
 
-    Reference: transformers `integrations/finegrained_fp8.py`. The names of scales may end in `_inv`, but scales always
-    multiply.
+    A weight is the product of its fp8 value and its scale, even if the name of the scale tensor ends in `_inv`.
+    Reference: transformers `integrations/finegrained_fp8.py`.
 
     Attributes:
-        block_size: rows and columns per scale, if the scale has one entry per block.
+        block_size: number of rows and number of columns of a block. It has no effect if there is one scale per tensor
+            or per row.
     """
 
     weight: FileTensor
@@ -82,11 +89,11 @@ class Fp8Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of weights and scales in the file, in bytes."""
+        """Size of the fp8 values and scales in the file, in bytes."""
         return self.weight.nbytes + self.scale.nbytes
 
     def read(self, index: int | None = None) -> Tensor:
-        """Return the dequantized tensor in float32."""
+        """Return the tensor, or the matrix at `index` of a stack of matrices, dequantized to float32."""
         weight = self.weight.read(index).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
         scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
@@ -107,9 +114,10 @@ class Fp8Tensor:
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """Matrices in MXFP4: two e2m1 codes per byte, low bits first, and one exponent per 32 columns.
+    """A matrix, or a stack of matrices, in MXFP4.
 
-    Reference: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
+    A byte holds two e2m1 codes of 4 bits, and the first code is in the low bits. Each 32 columns of a row share an
+    exponent as their scale. Reference: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
     """
 
     blocks: FileTensor
@@ -134,11 +142,11 @@ class Mxfp4Tensor:
         return self.blocks.nbytes + self.scales.nbytes
 
     def read(self, index: int | None = None) -> GroupwiseTensor:
-        """Return one matrix with its codes unchanged.
+        """Return the matrix, or the matrix at `index` of a stack of matrices, with the codes of the file.
 
         Raises:
-            ModelFileError: `index` is missing for stacked matrices or given for a single matrix, or the file cannot be
-                read.
+            ModelFileError: the tensor is a stack and `index` is None, the tensor is a single matrix and `index` is not
+                None, there is no matrix at `index`, or the file cannot be read.
         """
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
@@ -163,13 +171,14 @@ def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
 
 
 def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint by name, each combined with its scales.
+    """Return the tensors of a checkpoint by name. A quantized tensor and its scales become one entry.
 
     Args:
-        config: the model's configuration; `quantization_config` is removed from it.
+        tensors: the tensors in the checkpoint's files, by name.
+        config: the model's configuration. The function removes `quantization_config` from it.
 
     Raises:
-        ModelFileError: the quantization of the checkpoint is not supported, or a tensor lacks its scales.
+        ModelFileError: the quantization of the checkpoint is not supported, or a quantized tensor has no scales.
     """
     quantization = config.pop("quantization_config", None)
     if quantization is None:

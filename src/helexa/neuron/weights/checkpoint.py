@@ -1,4 +1,4 @@
-"""Open the files of a model in any supported format as a checkpoint: named tensors and one configuration."""
+"""Open a model's files, in any supported format, as a `Checkpoint` with named tensors and one configuration."""
 
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -13,14 +13,12 @@ from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 class Checkpoint(Protocol):
     """The weights and the configuration of a model's files.
 
-    Weights are read one at a time, so that memory never holds both the file and the model.
-
-    A multimodal checkpoint exposes only its text model: the nested text configuration, and the tensors of the text
-    model under the names of a text-only model.
+    Weights are read one at a time, so memory never holds both all weights of the files and the loaded model. If the
+    model is multimodal, the checkpoint exposes only the text model, with the tensor names of a text-only model.
 
     Attributes:
-        config: the text model's configuration, flat, with the keys of Hugging Face's `config.json`; its `model_type` is
-            the name of a file in `models/`.
+        config: the text model's configuration, with the keys of Hugging Face's `config.json`. The keys of a nested
+            `text_config` are moved to the top level. `model_type` is the name of a module in `helexa.neuron.models`.
         total_bytes: total size of the tensors in the files, in bytes.
     """
 
@@ -28,13 +26,13 @@ class Checkpoint(Protocol):
     total_bytes: int
 
     def __enter__(self) -> Self:
-        """Return the checkpoint; leaving the `with` block closes it."""
+        """Return the checkpoint itself. Leaving the `with` block closes the files."""
         ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def names(self) -> list[str]:
-        """Return tensor names in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`)."""
+        """Return the names of all tensors in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`)."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -46,10 +44,10 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`, or the matrix at `index` of a stacked tensor.
+        """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
 
-        The caller may modify a plain tensor but must not keep it. Its memory may be a view of the file, and another
-        process may truncate the file.
+        The caller may modify an unquantized tensor. To keep it after the load, the caller must copy it, because its
+        memory may be a mapping of the file. The mapping becomes invalid if another process truncates the file.
 
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or the file cannot be read.
@@ -59,11 +57,12 @@ class Checkpoint(Protocol):
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`.
 
-        No weight is read. `shape` may differ from the tensor's shape, for example for one of several stacked matrices
-        or for a transposed matrix.
+        The method reads no weights. `shape` may differ from the shape in the file, for example if the caller needs a
+        single matrix of a stack or a transposed matrix.
 
         Raises:
-            ModelFileError: the checkpoint has no tensor of this name, or its blocks do not divide `shape[-1]`.
+            ModelFileError: the checkpoint has no tensor of this name, or `shape[-1]` is not a multiple of the tensor's
+                quantization block size.
         """
         ...
 
@@ -76,11 +75,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open the checkpoint at `path`.
 
     Args:
-        path: a GGUF file (the first file of a model in parts), a folder with `config.json` and `*.safetensors`, or a
+        path: a GGUF file (the first file of a split model), a folder with `config.json` and `*.safetensors`, or a
             folder with one GGUF model.
 
     Raises:
-        ModelFileError: `path` contains no model, or a model file is invalid.
+        ModelFileError: `path` does not exist, contains no model or several GGUF models, or a model file is invalid.
     """
     if path.is_file():
         return GgufCheckpoint(path)

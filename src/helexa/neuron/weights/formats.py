@@ -1,4 +1,4 @@
-"""In-memory formats of weights read from a model file."""
+"""In-memory formats of weights: plain torch tensors and quantized matrices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,47 +9,56 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupScale:
-    """One number (a scale or a minimum) per quantization group of each row, [N, G], as stored in the file.
+    """The scales, or the minimums, of a quantized matrix: one number per group of adjacent columns in each row.
+
+    The numbers have the shape [N, G], for N rows with G groups each. They are stored exactly as in the model file,
+    which may store them as integer codes with a shared unit.
 
     Attributes:
-        unit: float16 or float32 [N, U]; U divides G.
-        codes: int8 or uint8 [N, G]; each number is its code times its unit, and each unit applies to G / U adjacent
-            groups. If None, U equals G and the units are the numbers.
+        unit: float16 or float32 [N, U]. U divides G, and each unit applies to G / U adjacent groups.
+        codes: int8 or uint8 [N, G]. A number is the product of its code and its unit. If `codes` is None, U equals G
+            and the units are the numbers.
     """
 
     unit: Tensor
     codes: Tensor | None = None
 
     def values(self) -> Tensor:
-        """Return the numbers as float32 [N, G]; the products of codes and units are exact."""
+        """Return the numbers as float32 [N, G]. The products of codes and units are exact in float32."""
         if self.codes is None:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of units and codes."""
+        """Size of `unit` and `codes`, in bytes."""
         return self.unit.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupScale":
-        """Return a copy with `change` applied to each tensor; `change` may reorder rows but not columns."""
+        """Return a copy in which each tensor is replaced by `change(tensor)`.
+
+        `change` is applied to `unit` and `codes`, which differ in their number of columns. It may reorder rows. It may
+        reorder columns only in blocks that are whole units.
+        """
         return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
 
 
 @dataclass(frozen=True)
 class GroupwiseTensor:
-    """A quantized matrix with the exact codes and scales of its file.
+    """A quantized matrix [N, K]: one integer code per weight, and one scale per group of adjacent columns in a row.
 
-    `weight = scale * (code - zero) + minimum`, or with a table `weight = scale * table[code]`.
+    A matrix that was quantized in the model file keeps the exact codes and scales of the file. A weight is `scale *
+    (code - zero) + minimum`. In formats with a table of values, a weight is `scale * table[code]`.
 
     Attributes:
         codes: uint8 [N, K], one unsigned code per byte, less than 2 ** bits.
-        scale: one scale per group along K.
-        minimum: one minimum per group along K, or None if all minimums are 0.
-        zero: the code that represents the value 0, before the minimum is added; 0 with a table.
-        bits: bits per code: 4, 5, 6 or 8; 4 with a table.
-        group_size: number of codes that share a scale, 16 or 32; divides K.
-        table: int8 [16], value of each code; None if codes are values. Not combined with a minimum.
+        scale: one scale per group.
+        minimum: one minimum per group, or None if all minimums are 0.
+        zero: the code that represents the value 0, before the minimum is added. With a table, `zero` is 0.
+        bits: bits per code: 4, 5, 6 or 8. With a table, 4.
+        group_size: number of columns that share a scale, 16 or 32. It divides K.
+        table: int8 [16], the value of each code. None if the codes are used as numbers. A matrix with a table has no
+            minimums.
     """
 
     codes: Tensor
@@ -67,12 +76,12 @@ class GroupwiseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes, scales and minimums, without the small table."""
+        """Size of the codes, scales and minimums in bytes. The small table is not counted."""
         minimum = 0 if self.minimum is None else self.minimum.nbytes
         return self.codes.nbytes + self.scale.nbytes + minimum
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the plain matrix [N, K] in `dtype`, computed in float32."""
+        """Return the dequantized matrix [N, K] in `dtype`. The computation uses float32."""
         numbers = self.codes.float().sub_(self.zero) if self.table is None else self.table.float()[self.codes.int()]
         groups = numbers.unflatten(-1, (-1, self.group_size))  # [N, G, group_size]
         groups.mul_(self.scale.values().unsqueeze(-1))
@@ -81,23 +90,27 @@ class GroupwiseTensor:
         return groups.flatten(-2).to(dtype)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupwiseTensor":
-        """Return a copy with `change` applied to each tensor; `change` may reorder rows but not columns."""
+        """Return a copy in which the tensors of the codes, scales and minimums are replaced by `change(tensor)`.
+
+        These tensors differ in their number of columns. `change` may reorder rows. It may reorder columns only in
+        blocks that are whole quantization groups and whole units of `GroupScale`.
+        """
         minimum = None if self.minimum is None else self.minimum.each(change)
         return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
-        """Return the rows at `indices` [T] as a quantized matrix."""
+        """Return a quantized matrix [T, K] with the rows at `indices` [T]."""
         return self.each(lambda tensor: tensor[indices])
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":
-        """Return a matrix of `rows` rows in this format on torch's meta device."""
+        """Return a matrix with `rows` rows and the same quantization format on torch's meta device."""
         return self.each(lambda tensor: torch.empty((rows, tensor.shape[1]), dtype=tensor.dtype, device="meta"))
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
-        """Return the matrix on another device."""
+        """Return a copy of the matrix on `device`."""
         moved = self.each(lambda tensor: tensor.to(device))
         return moved if self.table is None else replace(moved, table=self.table.to(device))
 
 
 Weight = Tensor | GroupwiseTensor
-"""A plain or a quantized weight."""
+"""A weight: a plain tensor or a quantized matrix."""

@@ -16,7 +16,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file at `path`.
 
     Raises:
-        ModelFileError: the file cannot be read, is too large, or contains no JSON object.
+        ModelFileError: the file cannot be read, is larger than `MAX_JSON_BYTES`, or does not contain a valid JSON
+            object.
     """
     try:
         with path.open("rb") as stream:
@@ -29,10 +30,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
-    """Return the JSON object in `text`, the contents of `path`; duplicate keys are an error.
+    """Parse `text`, the contents of the file `path`, and return the JSON object.
 
     Raises:
-        ModelFileError: `text` is not a valid JSON object.
+        ModelFileError: `text` is not a valid JSON object, or an object has duplicate keys.
     """
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=_reject_duplicate_keys)

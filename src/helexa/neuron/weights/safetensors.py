@@ -1,4 +1,4 @@
-"""A folder of safetensors files and their `config.json` as a checkpoint."""
+"""Open a folder with safetensors files and a `config.json` as a checkpoint."""
 
 import logging
 from pathlib import Path
@@ -16,13 +16,16 @@ _CONFIG = "config.json"
 
 
 class SafetensorsCheckpoint:
-    """The `Checkpoint` of a folder with safetensors files and `config.json`."""
+    """The `Checkpoint` of a folder with safetensors files and a `config.json`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder: `config.json`, and one `.safetensors` file, or several files with an index.
+        """Read `config.json` and the headers of the `.safetensors` files in `folder`.
+
+        The folder contains either one `.safetensors` file, or several files and an index
+        (`model.safetensors.index.json`).
 
         Raises:
-            ModelFileError: a file is missing or invalid, or the kind of checkpoint is not supported.
+            ModelFileError: a file is missing or invalid, or the quantization of the checkpoint is not supported.
         """
         self._folder = folder
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
@@ -43,7 +46,7 @@ class SafetensorsCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Return tensor names in file order."""
+        """Return the names of the text model's tensors, in file order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -51,7 +54,10 @@ class SafetensorsCheckpoint:
         return self._find(name).shape
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`, or its matrix at `index`, in the stored dtype or dequantized from its blocks."""
+        """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
+
+        fp8 tensors are dequantized to float32, MXFP4 tensors stay quantized, and other tensors keep the stored dtype.
+        """
         return self._find(name).read(index)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:

@@ -1,4 +1,4 @@
-"""Read the tensor tables of a folder's safetensors files.
+"""Read the headers of the safetensors files in a folder, and the tensors that the headers describe.
 
 The files are untrusted input: names, offsets and sizes are checked against the file sizes before use.
 """
@@ -43,7 +43,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor in a safetensors file.
+    """Name, dtype, shape and position of a tensor in a safetensors file.
 
     Attributes:
         offset: first byte of the tensor, from the start of the file.
@@ -57,7 +57,7 @@ class FileTensor:
     nbytes: int
 
     def read(self, index: int | None = None) -> Tensor:
-        """Return the tensor, or its slice at `index` of the first dimension, in the stored dtype.
+        """Return the tensor in the stored dtype. With `index`, return only the slice `tensor[index]`.
 
         Raises:
             ModelFileError: the tensor has no slice at `index`, or the file cannot be read.
@@ -83,7 +83,9 @@ class FileTensor:
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
-    """Return all tensors of a folder by name, from its only file or from several files with an index.
+    """Return the tensors of all safetensors files in `folder`, by name.
+
+    The folder contains either one `.safetensors` file, or several files and an index.
 
     Raises:
         ModelFileError: a file is missing or invalid.

@@ -1,4 +1,7 @@
-"""Read tensor bytes of a model file through one memory mapping per tensor, so that the file does not stay resident."""
+"""Read the bytes of tensors from a model file, with one memory mapping per tensor.
+
+A mapping is released together with its array, so the file does not stay in memory.
+"""
 
 import mmap
 import os
@@ -13,10 +16,14 @@ if TYPE_CHECKING:
 
 
 class TensorFile:
-    """A model file of `size` bytes with a validated header; opened at the first read.
+    """A model file from which the bytes of tensors are read. The first read opens the file.
 
-    Mapping avoids a copy, but a mapping must not outlive the load: if the file shrinks, the operating system kills a
-    process that reads the missing bytes.
+    Tensors are memory-mapped, which avoids a copy. A mapping must not be used after the load, because the operating
+    system kills a process that reads mapped bytes of a file that was truncated.
+
+    Args:
+        path: path of the file.
+        size: size of the file in bytes when its header was read and validated.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -25,11 +32,13 @@ class TensorFile:
         self._file: FileIO | None = None
 
     def read(self, offset: int, nbytes: int, tensor: str) -> "np.ndarray":
-        """Return `nbytes` bytes from `offset` as a uint8 array; writes do not change the file.
+        """Return the `nbytes` bytes from `offset` as a uint8 array. Writing to the array does not change the file.
 
-        Pages are loaded on first access and released with the array.
+        The array is a memory mapping, which is released together with the array.
 
         Args:
+            offset: first byte, from the start of the file.
+            nbytes: number of bytes.
             tensor: name of the tensor, for error messages.
 
         Raises:
@@ -52,7 +61,7 @@ class TensorFile:
         return np.frombuffer(mapping, np.uint8, nbytes, offset - start)
 
     def close(self) -> None:
-        """Close the file; a later read opens it again."""
+        """Close the file. A later read opens the file again."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""The text model of a multimodal checkpoint: its configuration and its tensor names."""
+"""Find the text model in a multimodal checkpoint: its configuration and the names of its tensors."""
 
 import re
 from collections import Counter
@@ -16,11 +16,10 @@ _OTHER_MODALITIES = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the text model's flat configuration.
+    """Return the text model's configuration, without nested configurations of other modalities.
 
-    Keys of the nested `text_config` override keys of `config`. Configurations of other modalities are dropped.
-
-    The suffix `_text` is removed from `model_type`: `qwen3_5_text` becomes `qwen3_5`.
+    If `config` has a nested `text_config`, its keys are moved to the top level and override keys of `config`. The
+    suffix `_text` is removed from `model_type`: `qwen3_5_text` becomes `qwen3_5`.
 
     Raises:
         ModelFileError: `text_config` is not an object.
@@ -36,7 +35,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_tensor_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the text model's tensor names: name in a text-only model -> name in this checkpoint.
+    """Return the names of the text model's tensors: a dict from the name in a text-only model to the name in `names`.
+
+    Args:
+        names: names of all tensors in the checkpoint, including those of other modalities.
 
     Raises:
         ModelFileError: two tensors map to the same name.
@@ -54,16 +56,20 @@ def text_tensor_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def summarize_names(names: Iterable[str]) -> str:
-    """Return the five most frequent two-level name prefixes with their counts, for the log."""
+    """Return the five most frequent prefixes of `names` with their counts, for a log message.
+
+    A prefix is the first two dotted components of a name.
+    """
     modules = Counter(".".join(name.split(".")[:2]) for name in names)
     return ", ".join(f"{module} ({count})" for module, count in modules.most_common(5))
 
 
 def _plain_name(name: str, prefixed: bool) -> str | None:
-    """Return the tensor's name in a text-only model; None for tensors outside the text model.
+    """Return the name of tensor `name` in a text-only model, or None if the tensor is not part of the text model.
 
     Args:
-        prefixed: whether tensors of the text model have a prefix in this checkpoint.
+        name: name of the tensor in the checkpoint.
+        prefixed: whether the names of the text model's tensors have a `language_model` prefix in this checkpoint.
     """
     match = _TEXT.fullmatch(name)
     if match:

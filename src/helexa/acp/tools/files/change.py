@@ -1,4 +1,4 @@
-"""Text replacement in a file, and diffs of a limited size."""
+"""Replaces text in a file's content, and creates diffs of a limited size."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,12 +13,15 @@ _COMPARED_LINES = 2000
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """Replace the only occurrence of `old`; return the new text and the line where the replacement begins.
+    """Replace the only occurrence of `old` in `text` by `new`.
 
-    The text keeps its line endings.
+    If `text` has CRLF line endings, `old` and `new` may have LF line endings. The result has CRLF.
+
+    Returns:
+        The new text, and the line number where the replacement begins, counted from 1.
 
     Raises:
-        ToolError: `old` is missing or occurs several times; the message helps to correct the call.
+        ToolError: `old` does not occur or occurs several times. The message helps the model to correct the call.
     """
     if not old:
         raise ToolError("old_text is empty; write_file creates a new file")
@@ -38,7 +41,10 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def change_diff(path: Path, old: str | None, new: str) -> Diff:
-    """Return the diff of a change: of the whole file, or of the changed part if the file is large."""
+    """Return a diff of a file's old and new text, for display in the editor.
+
+    If the file is large, the diff has only the changed lines and a few lines around them.
+    """
     old_part, new_part = old or "", new
     if len(old_part) + len(new_part) > _MAX_BYTES:
         old_part, new_part = _changed_part(old_part, new_part)
@@ -46,7 +52,7 @@ def change_diff(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return the changed lines of `old` and of `new`, each with a few unchanged lines before and after."""
+    """Return the differing lines of `old` and of `new`, each with a few equal lines before and after them."""
     old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
     common_lines = min(len(old_part), len(new_part))
     head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
@@ -68,10 +74,10 @@ def _lines_of(text: str, needle: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint for the model on where in the file the text `old` could be.
+    """Return a hint for the model about the text it may have meant with `old`, which is not in the file.
 
-    The hint shows text that differs from `old` only in white space, or the line that is most similar to the first line
-    of `old`.
+    The hint shows text that differs from `old` only in white space. If there is none, the hint shows the line that is
+    most similar to the first line of `old`.
     """
     lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
     for index in range(len(lines) - len(wanted_words) + 1):

@@ -1,4 +1,4 @@
-"""edit_file: replace a part of a file's text."""
+"""The tool `edit_file`: replace a part of a file's text."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class EditFile(BuiltIn):
-    """The tool `edit_file`, which replaces a part of a file."""
+    """The tool `edit_file`, which replaces a part of a file's text."""
 
     name = "edit_file"
     description = "Replace a piece of a text file. It must be in the file exactly once, white space included."
@@ -27,20 +27,20 @@ class EditFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the path as a title."""
+        """Return a title with the path of the file."""
         return f"Edit {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Writes` for the file, the act that permission rules check."""
+        """Return a `Writes`, which tells the permission rules which file the call changes."""
         return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the diff that the edit would make, for the permission request."""
+        """Return a diff of the file before and after the edit, for the permission request."""
         old, new, _ = await self._change(arguments, context)
         return (change_diff(context.boundary.resolve(arguments["path"]).path, old, new),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace the text in the file."""
+        """Replace the text in the file, and return a message for the model and a diff for the user."""
         target = context.boundary.resolve(arguments["path"])
         old, new, line = await self._change(arguments, context)
         await context.host.write_text(target.path, new)

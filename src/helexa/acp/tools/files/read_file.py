@@ -1,4 +1,4 @@
-"""read_file: read a text file or a part of it."""
+"""The tool `read_file`: read a text file or a part of it."""
 
 from typing import Annotated, Any
 
@@ -28,12 +28,12 @@ class ReadFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return a title with the path and the number of the first line."""
+        """Return a title with the path of the file and the number of the first line to read."""
         start_note = f" from line {arguments['line']}" if "line" in arguments else ""
         return f"Read {title(arguments['path'])}{start_note}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Read the file."""
+        """Read the file, and return its text or the requested lines."""
         target = context.boundary.resolve(arguments["path"])
         if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder; list_dir shows what is in it")
@@ -54,9 +54,9 @@ class ReadFile(BuiltIn):
 
 
 def _lines_that_fit(lines: list[str]) -> tuple[str, int]:
-    """Return the first lines that fit in the size limit as text, and the number of these lines.
+    """Return as many of the first lines as fit in the size limit, joined as text, and the number of these lines.
 
-    If the first line alone exceeds the limit, return its beginning.
+    If the first line alone exceeds the limit, return the beginning of that line.
     """
     remaining_bytes, line_count = _MAX_BYTES, 0
     for line in lines:

@@ -1,4 +1,4 @@
-"""write_file: create or overwrite a file."""
+"""The tool `write_file`: create or overwrite a file."""
 
 from typing import Annotated, Any
 
@@ -27,22 +27,22 @@ class WriteFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the path as a title."""
+        """Return a title with the path of the file."""
         return f"Write {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Writes` for the file, the act that permission rules check."""
+        """Return a `Writes`, which tells the permission rules which file the call writes."""
         return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the diff that the write would make, for the permission request."""
+        """Return a diff of the file before and after the call, for the permission request."""
         target = context.boundary.resolve(arguments["path"])
         if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder")
         return (change_diff(target.path, await self._old(arguments, context), arguments["content"]),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Write the file."""
+        """Write the file, and return a message for the model and a diff for the user."""
         diff = await self.preview(arguments, context)
         target = context.boundary.resolve(arguments["path"])
         await context.host.write_text(target.path, arguments["content"])
@@ -50,7 +50,7 @@ class WriteFile(BuiltIn):
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=diff)
 
     async def _old(self, arguments: dict[str, Any], context: ToolContext) -> str | None:
-        """Return the file's text before the write, or None if the file is missing or not text."""
+        """Return the current text of the file, or None if the file does not exist or is not text."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
             return None

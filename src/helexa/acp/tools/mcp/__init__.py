@@ -1,1 +1,1 @@
-"""Tools of MCP servers."""
+"""Connects to MCP (Model Context Protocol) servers and offers their tools to the model."""

@@ -1,4 +1,4 @@
-"""Configuration of the MCP servers that a client passes to a session."""
+"""Configuration of the MCP servers that the editor specifies for a session."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,7 +6,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server process that communicates over its standard streams. `env` may contain secrets."""
+    """An MCP server that the agent starts as a process and reaches over stdin and stdout.
+
+    The environment variables in `env` may contain secrets.
+    """
 
     name: str
     command: str
@@ -16,7 +19,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server reached by streamable HTTP or by SSE. `headers` may contain secrets."""
+    """An MCP server that the agent reaches by streamable HTTP or by SSE. `headers` may contain secrets."""
 
     name: str
     url: str

@@ -1,4 +1,4 @@
-"""The tools of the MCP servers that a client passes to a session.
+"""The tools of the MCP servers that the editor specifies for a session.
 
 The package `mcp` takes about a second to import. It is imported only if a session has MCP servers.
 """
@@ -30,7 +30,7 @@ _START_SECONDS = 20.0
 _CALL_SECONDS = 300.0
 _END_SECONDS = 6.0
 _MAX_TOOLS = 128  # per server
-_MAX_NAME_CHARACTERS = 64  # limit of model endpoints' APIs
+_MAX_NAME_CHARACTERS = 64  # maximum length of tool names in the APIs of model endpoints
 _MAX_DESCRIPTION = 2_000
 _MAX_BYTES = 48_000
 _MAX_IMAGES = 4
@@ -38,9 +38,10 @@ _MAX_IMAGE = 5 << 20
 
 
 async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connection"], list[str]]:
-    """Connect to all servers concurrently; return the connections and an error message for each failed server.
+    """Start or connect to all MCP servers concurrently. Each server has 20 seconds to start.
 
-    Each server has 20 s to start.
+    Returns:
+        The connections, and an error message for each server that could not be started or reached.
     """
     if not servers:
         return [], []
@@ -59,13 +60,13 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connec
 
 
 class Connection:
-    """The connection to one MCP server for the lifetime of a session.
+    """The connection of one session to one MCP server.
 
-    The connection runs in its own task, as the package `mcp` requires.
+    The connection runs in a separate task, because the package `mcp` requires it.
 
     Attributes:
-        name: the client's name of the server.
-        tools: tools of the server; empty before the connection is open.
+        name: name of the server, as the editor specified it.
+        tools: tools of the server. The list is empty before `open` is called.
     """
 
     def __init__(self, server: McpServer, cwd: Path) -> None:
@@ -78,7 +79,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start or connect to the server and list its tools.
+        """Start the server or connect to it, and read the list of its tools.
 
         Raises:
             ToolError: the server could not be started or reached in time.
@@ -95,10 +96,10 @@ class Connection:
                 await self.close()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> "mcp_types.CallToolResult":
-        """Call a tool of the server.
+        """Call a tool of the server, and return the result.
 
         Raises:
-            ToolError: the call failed or timed out, or the server has ended.
+            ToolError: the call failed or timed out, or the connection has ended.
         """
         if self._client is None:
             raise ToolError(f"The MCP server {title(self.name)} has ended")
@@ -111,10 +112,10 @@ class Connection:
             raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """Close the connection, and end the server if it is a local process.
+        """Close the connection. If the agent started the server as a process, end the process.
 
-        The method cancels a cancel scope instead of the task: if the task were canceled, `mcp` would not end the
-        server.
+        The method cancels an anyio cancel scope, not the connection's task. If the task were canceled, the package
+        `mcp` would not end the process.
         """
         if self._scope is not None:
             self._scope.cancel()
@@ -166,7 +167,7 @@ async def _client(server: McpServer, cwd: Path) -> AsyncIterator["Client"]:
 
 
 async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
-    """Yield the tools of the server, up to the maximum number of tools per server."""
+    """Yield the tools of a server, at most `_MAX_TOOLS`."""
     cursor, count = None, 0
     while True:
         page = await client.list_tools(cursor=cursor)
@@ -181,7 +182,7 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
 
 
 class McpTool:
-    """A tool of an MCP server. Its name combines the names of the server and the tool."""
+    """A tool of an MCP server. Its name for the model combines the names of the server and of the server's tool."""
 
     kind: ToolKind = "other"
 
@@ -193,33 +194,33 @@ class McpTool:
         self._connection = connection
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments unchanged: the server validates them."""
+        """Return the arguments unchanged, because the MCP server validates them."""
         return arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the names of the server and the tool."""
+        """Return a title with the names of the server and of its tool."""
         return title(f"{self._connection.name}: {self._tool.title or self._tool.name}")
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return no locations: the files that the server changes are unknown."""
+        """Return an empty tuple, because the files that the server will change are unknown."""
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the arguments as JSON."""
+        """Return the arguments as JSON, for the permission request."""
         return as_block(json.dumps(arguments, indent=2, ensure_ascii=False))
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Calls` for the server's tool, the act that permission rules check."""
+        """Return a `Calls`, which tells the permission rules the tool and whether it is read-only."""
         return Calls(self.name, self.only_reads)
 
     @property
     def only_reads(self) -> bool:
-        """Whether the server declares the tool as read-only."""
+        """Whether the MCP server declares that the tool changes nothing."""
         annotations = self._tool.annotations
         return annotations is not None and annotations.read_only_hint is True
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Call the tool."""
+        """Call the tool on the MCP server, and return the text and images of the result."""
         result = await self._connection.call(self._tool.name, arguments)
         texts: list[str] = []
         images: list[Image] = []
@@ -242,7 +243,12 @@ class McpTool:
 
 
 def unique_tools(connections: Iterable[Connection], used_names: Iterable[str]) -> list[McpTool]:
-    """Return all tools of the servers under unique names that model endpoints accept."""
+    """Return all tools of the MCP servers, with names that are unique and that model endpoints accept.
+
+    Args:
+        connections: connections to the servers.
+        used_names: names of other tools, which are not used again.
+    """
     names = set(used_names)
     tools: list[McpTool] = []
     for connection in connections:
@@ -264,7 +270,7 @@ def _name(server: str, tool: str, used_names: set[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error in one line; for an exception group, the message of its first exception."""
+    """Return the message of an error in one line. For an exception group, use its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return title(str(error) or type(error).__name__, 300)

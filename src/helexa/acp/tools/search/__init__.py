@@ -1,1 +1,1 @@
-"""Tools that search below a folder."""
+"""Tools that search the files in a folder and its subfolders."""

@@ -1,4 +1,4 @@
-"""glob: find files by name."""
+"""The tool `glob`: find files by name."""
 
 from typing import Annotated, Any
 
@@ -28,11 +28,11 @@ class Glob(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the pattern and the folder as a title."""
+        """Return a title with the file name pattern and the folder."""
         return f"Find {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the files, and return their paths for the model."""
+        """Find the files that match the pattern, and return their paths for the model."""
         folder = context.boundary.resolve(arguments["path"])
         if not folder.is_folder():
             raise ToolError(f"{arguments['path']} is not a folder")

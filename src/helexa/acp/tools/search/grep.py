@@ -1,4 +1,4 @@
-"""grep: find lines of files that match a regular expression."""
+"""The tool `grep`: find lines of files that match a regular expression."""
 
 from typing import Annotated, Any
 
@@ -30,11 +30,11 @@ class Grep(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the pattern and the path as a title."""
+        """Return a title with the regular expression and the path to search."""
         return f"Search for {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the lines, and return them with their paths for the model."""
+        """Find the lines that match the regular expression, and return them with file path and line number."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
             raise ToolError(f"There is no {arguments['path']}")

@@ -1,4 +1,4 @@
-"""list_dir: list the entries of a folder."""
+"""The tool `list_dir`: list the entries of a folder."""
 
 import asyncio
 import os
@@ -29,11 +29,11 @@ class ListDir(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the path as a title."""
+        """Return a title with the path of the folder."""
         return f"List {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """List the folder's entries for the model."""
+        """List the entries of the folder, and return the list for the model."""
         folder = context.boundary.resolve(arguments["path"])
         try:
             lines = await asyncio.to_thread(_entries, folder.real)

@@ -1,4 +1,7 @@
-"""Search below a folder in a separate process, so that a timeout can end endless patterns and huge trees."""
+"""Searches files in a folder and its subfolders, in a separate process.
+
+The process can be killed after a timeout, for example if a regular expression takes too long.
+"""
 
 import asyncio
 import sys
@@ -15,13 +18,13 @@ _SECONDS = 30.0
 
 
 class Search(Struct, frozen=True):
-    """A search request.
+    """The parameters of a search for files or for lines of files.
 
     Attributes:
         folder: the folder to search. Symbolic links are not followed, and files that git ignores are skipped.
         file: name of the only file in `folder` to search, or None.
-        files: pattern of the files to search, as in .gitignore but with braces allowed, or None for all files.
-        text: regular expression to find in lines. If None, the search lists the files.
+        files: pattern of the files to search, with the syntax of .gitignore and braces, or None for all files.
+        text: regular expression to find in lines. If None, the search returns files, not lines.
         ignore_case: whether `text` ignores case.
         max_results: maximum number of results.
     """
@@ -35,7 +38,13 @@ class Search(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """A matching file below the folder. If lines are searched, also a matching line and its number, counted from 1."""
+    """A matching file, or a matching line of a file.
+
+    Attributes:
+        path: path of the file, relative to the searched folder.
+        line: line number, counted from 1, or None if files were searched.
+        text: the line, shortened if it is long.
+    """
 
     path: str
     line: int | None = None
@@ -47,8 +56,8 @@ class SearchResults(Struct, frozen=True):
 
     Attributes:
         matches: the matching files or lines, at most `Search.max_results`.
-        has_more: whether there are more matches than `matches` contains.
-        error: error message for an invalid pattern, or None.
+        has_more: whether there are more matches, which were omitted.
+        error: error message if a pattern is invalid, else None.
     """
 
     matches: tuple[Match, ...] = ()
@@ -57,7 +66,7 @@ class SearchResults(Struct, frozen=True):
 
 
 async def search(request: Search) -> SearchResults:
-    """Run a search.
+    """Run a search in a separate process, and return the results.
 
     Raises:
         ToolError: a pattern is invalid, or the search timed out.
@@ -91,7 +100,7 @@ Unit = Literal["files", "matches"]
 
 
 def report(results: SearchResults, folder: str, unit: Unit) -> str:
-    """Return the results as lines for the model, with paths below `folder`."""
+    """Return the results as lines of text for the model. Each path begins with `folder`."""
     lines = [
         str(Path(folder, match.path)) + (f":{match.line}: {match.text}" if match.line is not None else "")
         for match in results.matches

@@ -1,4 +1,4 @@
-"""The search process: reads a `Search` from stdin and writes `SearchResults` to stdout."""
+"""The program of the search process: reads a `Search` as JSON from stdin and writes `SearchResults` to stdout."""
 
 import os
 import re
@@ -24,13 +24,13 @@ _PASSED_OVER = frozenset(
 
 
 def main() -> None:
-    """Run the search that stdin describes and write its results to stdout."""
+    """Read a `Search` as JSON from stdin, run the search, and write the results as JSON to stdout."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
     sys.stdout.buffer.write(msgspec.json.encode(find(request)))
 
 
 def find(request: Search) -> SearchResults:
-    """Return the results of a search."""
+    """Search the files and return the matching files or lines."""
     try:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None
@@ -53,17 +53,20 @@ def find(request: Search) -> SearchResults:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the sorted paths of files below the folder, without ignored files.
+    """Return the sorted relative paths of the files in the folder and its subfolders.
 
-    In a git repository, these are the tracked files and the untracked files that git does not ignore. If git lists no
-    files, these are all files outside cache folders.
+    In a git repository, files that git ignores are omitted. Outside a repository, or if git lists no files, only files
+    in well-known cache folders are omitted.
     """
     listed = _listed_by_git(folder) or list(_walked(folder))
     return sorted(listed[:_MAX_FILES])
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return the patterns without braces that together match like `pattern`: `*.js` and `*.ts` for `*.{js,ts}`."""
+    """Return patterns without braces that together match the same files as `pattern`.
+
+    For `*.{js,ts}`, these are `*.js` and `*.ts`.
+    """
     patterns, expanded = [pattern], []
     while patterns and len(patterns) + len(expanded) <= _MAX_BRACES:
         first = patterns.pop()
@@ -75,7 +78,10 @@ def braces_expanded(pattern: str) -> list[str]:
 
 
 def _listed_by_git(folder: Path) -> list[str]:
-    """Return the files that git lists; empty if the folder is not in a repository or git is missing."""
+    """Return the tracked and the untracked files in the folder, without files that git ignores.
+
+    Return an empty list if the folder is not in a git repository or git is not installed.
+    """
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-zco", "--exclude-standard"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

@@ -1,4 +1,4 @@
-"""fetch: return a web page as text. Only available if the configuration allows it."""
+"""The tool `fetch`: return a web page as text. It is available only if the configuration allows it."""
 
 from typing import Annotated, Any
 
@@ -26,15 +26,15 @@ class Fetch(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the URL as a title."""
+        """Return a title with the URL of the page."""
         return f"Fetch {title(arguments['url'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Fetches` for the page's host, the act that permission rules check."""
+        """Return a `Fetches`, which tells the permission rules to which host the request is sent."""
         return Fetches(web_page.parse_url(arguments["url"]).host or "")
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Fetch the page."""
+        """Fetch the page, and return its text for the model."""
         page = await web_page.fetch_page(arguments["url"])
         text = clipped(page.text, _MAX_BYTES) + ("\n[the page goes on]" if page.truncated else "")
         if page.status >= 400:

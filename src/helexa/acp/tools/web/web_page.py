@@ -1,4 +1,4 @@
-"""Fetches pages of the public web. Hosts whose address is on this machine or its private network are rejected."""
+"""Fetches pages from the public internet. Addresses on this machine and in private networks are rejected."""
 
 import ipaddress
 import socket
@@ -29,7 +29,7 @@ class Page:
         url: final URL after redirects.
         status: HTTP status.
         text: text of the page, without markup.
-        truncated: whether `text` is only the beginning of the page's text.
+        truncated: whether the page was too large, so that `text` has only its beginning.
     """
 
     url: str
@@ -39,7 +39,7 @@ class Page:
 
 
 def parse_url(url: str) -> URL:
-    """Parse the URL of a page.
+    """Parse the URL of a web page, and return it without its fragment (`#...`).
 
     Raises:
         ToolError: the URL is not an http(s) URL, or contains credentials.
@@ -54,7 +54,10 @@ def parse_url(url: str) -> URL:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an IP address is public, and also the IPv4 address that an IPv6 address may embed."""
+    """Return whether an IP address is on the public internet.
+
+    If an IPv6 address embeds an IPv4 address, the IPv4 address must be public.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -69,11 +72,11 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 async def fetch_page(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
-    """Fetch a page, following redirects to the same host.
+    """Fetch a web page, following redirects to the same host.
 
     Args:
         url: URL of the page.
-        allowed: decides whether an address may be connected to.
+        allowed: function that returns whether connections to an IP address are allowed.
 
     Raises:
         ToolError: the request failed, the address is not allowed, or the page is not text.
@@ -108,14 +111,17 @@ async def fetch_page(url: str, allowed: Callable[[Address], bool] = is_public) -
 
 
 class _Forbidden(OSError):
-    """The host's address is not allowed."""
+    """The IP address of a host is not allowed."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"{host} is not on the public internet")
 
 
 class _GuardedResolver(AbstractResolver):
-    """A DNS resolver that returns only allowed addresses, so that a connection uses an address that was checked."""
+    """A DNS resolver that returns only allowed addresses.
+
+    The HTTP client connects to the returned addresses, so it cannot use an address that was not checked.
+    """
 
     def __init__(self, allowed: Callable[[Address], bool]) -> None:
         self._allowed = allowed
@@ -135,9 +141,9 @@ class _GuardedResolver(AbstractResolver):
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """Raise an error if the URL's host is an IP address that is not allowed.
+    """Raise an error if the host in a URL is an IP address that is not allowed.
 
-    For an IP address, the client does not call the resolver, which checks all other hosts.
+    Host names are checked by `_GuardedResolver`, which the HTTP client does not call for IP addresses.
     """
     try:
         literal = ipaddress.ip_address(address.host or "")
@@ -166,7 +172,7 @@ async def _page(response: aiohttp.ClientResponse) -> Page:
 
 
 def html_to_text(html: str) -> str:
-    """Return the text of an HTML page, one line for each block element, with link targets in parentheses."""
+    """Return the text of an HTML page. Each block element is on a separate line, and link URLs are in parentheses."""
     reader = _TextExtractor()
     reader.feed(html)
     reader.close()

@@ -1,4 +1,4 @@
-"""Request body of a compaction in the Responses API."""
+"""Request body of `POST /v1/responses/compact`, which replaces a conversation by a summary (compaction)."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -28,10 +28,12 @@ class CompactRequest(ResponsesRequest):
     ] = Field(default_factory=list[dict[str, Any]])
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """Return the chat request that summarizes the conversation.
+        """Return the chat request that lets the model summarize the conversation.
+
+        The conversation consists of `history`, the items of earlier responses, and the items of `input`.
 
         Raises:
-            ApiError: as in `ResponsesRequest.chat`; 400 for an empty conversation.
+            ApiError: 400: the conversation is empty, or a field is invalid or not supported.
         """
         if not self.input and not history:
             raise invalid_body("input: must not be empty", "input")

@@ -1,4 +1,4 @@
-"""The item that replaces a compacted conversation: opaque to clients, readable as a summary by helexa."""
+"""The item that replaces a compacted conversation. It contains the summary in an encoding that is opaque to clients."""
 
 import base64
 import binascii
@@ -11,13 +11,13 @@ _MARK = "helexa1."
 
 
 def compaction_item(id: str, summary: str) -> dict[str, str]:
-    """Return the item that holds `summary`."""
+    """Return the `compaction` item with the id `id` that contains `summary`."""
     content = _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
     return {"type": "compaction", "id": id, "encrypted_content": content}
 
 
 def summary_in(item: Mapping[str, Any], field: str) -> str:
-    """Return the summary in an item.
+    """Return the summary in a `compaction` item. `field` is the JSON path of the item, used in the error message.
 
     Raises:
         ApiError: 400 `invalid_request_body`: the item was not created by `compaction_item`.

@@ -17,19 +17,21 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int = 0) -> list[Message]:
-    """Return a conversation as chat messages.
+    """Convert a conversation from items of the Responses API to chat messages.
 
-    Consecutive output of the model (reasoning, a message, calls) becomes one message. All system text becomes one
-    leading message, as most templates require: the instructions, then system and developer messages, separated by empty
-    lines.
+    Consecutive output items of the model (reasoning, a message, tool calls) become one assistant message. The
+    instructions and all system and developer messages become one system message at the beginning, because most chat
+    templates require this. Their texts are separated by empty lines.
 
     Args:
         instructions: instructions of the request, or None.
         items: items of the conversation.
-        known: number of leading items that come from earlier responses. Item numbers in errors do not count these.
+        known: number of items at the beginning that come from earlier responses. Item numbers in error messages begin
+            after these items.
 
     Raises:
-        ApiError: 400 `invalid_request_body` or 400 `unsupported_parameter`, naming the item.
+        ApiError: 400: an item is invalid (`invalid_request_body`) or not supported (`unsupported_parameter`). The
+            message names the item.
     """
     conversation = _Conversation(instructions)
     for index, item in enumerate(items, start=-known):
@@ -41,7 +43,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
 
 
 class _Conversation:
-    """Builds messages from items."""
+    """Builds chat messages from the items of a conversation."""
 
     def __init__(self, instructions: str | None) -> None:
         self._prompts = [instructions or ""]
@@ -92,7 +94,7 @@ class _Conversation:
         message.setdefault("tool_calls", []).append(call)
 
     def _begin_assistant(self) -> Message:
-        """Begin an assistant message with the preceding reasoning."""
+        """Append an empty assistant message with the reasoning that precedes it, and return the message."""
         message: Message = {"role": "assistant", "content": None}
         if thoughts := "\n\n".join([text for text in self._reasoning if text]):
             message["reasoning_content"] = thoughts
@@ -107,7 +109,7 @@ class _Conversation:
 
 
 def _content(value: Any, field: str) -> str | list[Message]:
-    """Return a string, or a list of content parts in the format of chat completions."""
+    """Convert the content of an item to the content of a chat message: a string, or a list of content parts."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -116,7 +118,10 @@ def _content(value: Any, field: str) -> str | list[Message]:
 
 
 def _output_text(output: Any) -> Any:
-    """Return a function's output: text and parts unchanged, other values as JSON."""
+    """Return the output of a function call as content.
+
+    Text and lists are unchanged. Other values are converted to JSON.
+    """
     return output if output is None or isinstance(output, str | list) else to_json(output).decode()
 
 
@@ -142,7 +147,10 @@ def _system_text(content: str | list[Message], field: str) -> str:
 
 
 def _reasoning_text(item: Item, field: str) -> str:
-    """Return the readable reasoning: its content, else its summary. Encrypted reasoning of other servers is ignored."""
+    """Return the text of a reasoning item: its content, or its summary if it has no content.
+
+    Encrypted reasoning of other servers is ignored.
+    """
     texts: list[str] = []
     for name in ("content", "summary"):
         parts = item.get(name) or []

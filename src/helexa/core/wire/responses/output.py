@@ -1,4 +1,4 @@
-"""Types in the Responses API's output: parts of items, log-probabilities and usage."""
+"""Types in responses of the Responses API: content parts of items, log-probabilities and token usage."""
 
 from typing import Any, Literal, TypedDict
 
@@ -12,14 +12,14 @@ Event = dict[str, Any]
 
 
 class InputTokensDetails(TypedDict):
-    """Cached prompt tokens. `cache_write_tokens` is always 0, because caching is automatic and free."""
+    """The number of cached prompt tokens. `cache_write_tokens` is always 0, because caching is automatic and free."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(TypedDict):
-    """Number of output tokens that belong to reasoning."""
+    """The `output_tokens_details` object: the number of output tokens that belong to reasoning."""
 
     reasoning_tokens: int
 
@@ -36,7 +36,7 @@ class ResponseUsage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """An alternative token."""
+    """A likely token at a position of the output, with its log-probability."""
 
     token: str
     bytes: list[int]
@@ -44,13 +44,13 @@ class TopLogprob(TypedDict):
 
 
 class Logprob(TopLogprob):
-    """A token of the output, and the most likely tokens at its position."""
+    """A token of the output with its log-probability, and the most likely tokens at the same position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class OutputText(TypedDict):
-    """The single part of a message. `logprobs` is an encoded list of `Logprob`."""
+    """The only content part of an output message. `logprobs` is a JSON-encoded list of `Logprob`."""
 
     type: Literal["output_text"]
     text: str
@@ -59,19 +59,19 @@ class OutputText(TypedDict):
 
 
 class SummaryText(TypedDict):
-    """The single part of a reasoning item."""
+    """The only summary part of a reasoning item."""
 
     type: Literal["summary_text"]
     text: str
 
 
 def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
-    """Return a text part of a message."""
+    """Return the content part of an output message with `text`."""
     return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
 
 
 def summary_text(text: str) -> SummaryText:
-    """Return a summary part of a reasoning item."""
+    """Return the summary part of a reasoning item with `text`."""
     return SummaryText(type="summary_text", text=text)
 
 
@@ -84,7 +84,10 @@ def response_usage(
     prefill_ms: float,
     decode_ms: float,
 ) -> ResponseUsage:
-    """Return the `usage` object. `input_tokens` includes cached tokens, `output_tokens` includes reasoning tokens."""
+    """Return the `usage` object of a response.
+
+    `input_tokens` includes cached tokens, and `output_tokens` includes reasoning tokens.
+    """
     return ResponseUsage(
         input_tokens=input_tokens,
         input_tokens_details={"cached_tokens": cached_tokens, "cache_write_tokens": 0},

@@ -39,7 +39,7 @@ _PARAM_NAMES = {  # names of chat completions' parameters in this API
 
 
 def input_items(value: Any) -> list[dict[str, Any]]:
-    """Return the items of `input`. A string becomes a user message."""
+    """Check the field `input`, and return it as a list of items. A string becomes one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -51,21 +51,21 @@ def input_items(value: Any) -> list[dict[str, Any]]:
 
 
 class TextConfig(WireObject):
-    """Text options. `format` is `text`, `json_object` or `json_schema`."""
+    """The field `text`: options of the text output. The type of `format` is `text`, `json_object` or `json_schema`."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(WireObject):
-    """Reasoning options. The response's reasoning summary contains the complete reasoning."""
+    """The field `reasoning`: options of reasoning. Responses contain the complete reasoning in place of a summary."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ResponsesRequest(GenerationRequest):
-    """The body of `POST /v1/responses`. Undeclared parameters are handled as in a chat completion."""
+    """The body of `POST /v1/responses`. Undeclared parameters are handled as in a chat completion request."""
 
     input: Annotated[
         list[dict[str, Any]],
@@ -95,7 +95,7 @@ class ResponsesRequest(GenerationRequest):
     prompt_cache_key: str | None = Field(None, max_length=512)
 
     def reject_unsupported(self) -> None:
-        """Reject parameters that only OpenAI's servers support."""
+        """Raise an error for parameters of the Responses API that only OpenAI's servers support."""
         if self.n not in (None, 1):
             raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
         for name in _LIMITS:
@@ -116,10 +116,10 @@ class ResponsesRequest(GenerationRequest):
                     raise unsupported_parameter(f"reasoning.{name}")
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """Return the equivalent chat request; the conversation begins with `history`, the items of earlier responses.
+        """Return the equivalent chat request. Its conversation begins with `history`, the items of earlier responses.
 
         Raises:
-            ApiError: as in `WireRequest.parse`, with the parameter names of this API.
+            ApiError: 400: a field is invalid or not supported. The error uses the field names of the Responses API.
         """
         shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
         value = {name: field for name, field in shared.items() if field is not None}
@@ -143,15 +143,16 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def namespaces(self) -> dict[str, str]:
-        """Namespace of each function that has one, by function name."""
+        """The namespace of each function tool that belongs to a namespace, by function name."""
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
-        """Return the members of a response that repeat parameters of the request, as a JSON object.
+        """Return the fields of a response that repeat the parameters of the request, as a JSON object.
 
         Args:
             store: True if the response is stored.
-            temperature, top_p: the sampling parameters in use; Open Responses requires numbers here.
+            temperature, top_p: the sampling parameters in use. They must be numbers even if the request does not set
+                them, because the Open Responses specification requires numbers.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
@@ -182,14 +183,14 @@ class ResponsesRequest(GenerationRequest):
 
 
 def _complete_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Return a text format, completed with the members that the API defines for its type."""
+    """Return a text format for a response. Members that the API defines for its type are added if they are missing."""
     if format.get("type") != "json_schema":
         return format
     return {"description": None, **format, "strict": format.get("strict") is not False}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Return a text format as a chat completion's `response_format`."""
+    """Convert a text format of the Responses API to the `response_format` of a chat request."""
     match format.get("type"):
         case "text" | "json_object" as kind:
             return {"type": kind}
@@ -200,7 +201,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_param(error: ApiError) -> ApiError:
-    """Return an error of the chat request with the parameter names of the Responses API."""
+    """Convert an error about the chat request: replace its parameter names by those of the Responses API."""
     param = error.param or ""
     for chat_name, responses_name in _PARAM_NAMES.items():
         if param == chat_name or param.startswith(f"{chat_name}."):

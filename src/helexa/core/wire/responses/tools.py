@@ -1,4 +1,8 @@
-"""Tools in the Responses API: flat or in namespaces. Chat completions wrap functions in an object."""
+"""Converts tools of the Responses API to tools of chat completions.
+
+In the Responses API, function tools are flat objects, which may be grouped in namespaces. In chat completions, each
+tool contains its function as a nested object.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,13 +16,11 @@ _IGNORED = frozenset({"web_search", "web_search_preview"})  # agents offer these
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """Return the offered functions, each with its namespace or None.
-
-    Web search tools are ignored.
+    """Return the function tools, each as a pair: its namespace or None, and the function. Web search tools are ignored.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` for other tools; 400 `invalid_request_body` for a function without a name
-            or with a repeated name.
+        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a web search tool. 400
+            `invalid_request_body`: a tool is malformed, or two functions have the same name.
     """
     tool_functions = list(_functions(tools or (), "tools", None))
     names: set[str] = set()
@@ -55,11 +57,12 @@ def _normalized(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) -> list[Tool]:
-    """Return the functions in the form of chat completions. If `allowed` is given, return only functions with these
-    names.
+    """Convert function tools to the format of chat completions.
+
+    If `allowed` is not None, return only the functions with these names.
 
     Raises:
-        ApiError: as in `functions`.
+        ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
     """
     return [
         {"type": "function", "function": {key: tool[key] for key in _FUNCTION if tool[key] is not None}}
@@ -69,10 +72,14 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) ->
 
 
 def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, set[str] | None]:
-    """Return the tool choice in the format of chat completions, and the names of the allowed tools (None for all).
+    """Convert `tool_choice` to the format of chat completions.
+
+    Returns:
+        The tool choice, and the names of the tools that the model may call. The names are None if all tools are
+        allowed.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` or 400 `invalid_request_body`.
+        ApiError: 400: the choice is malformed (`invalid_request_body`) or not supported (`unsupported_parameter`).
     """
     if choice is None or isinstance(choice, str):
         return choice, None

@@ -1,4 +1,4 @@
-"""Conversion between JSON bodies and objects, with Anthropic's errors."""
+"""Parses and serializes JSON bodies. Failures become error responses of the Messages API."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Parse a JSON body that must be an object.
+    """Parse a request body, and return the JSON object that it contains.
 
     Raises:
-        ApiError: 400 `malformed_json` or `invalid_anthropic_body`.
+        ApiError: 400 because the body is not JSON (`malformed_json`) or not an object (`invalid_anthropic_body`).
     """
     try:
         value = orjson.loads(body)
@@ -24,7 +24,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def to_json(value: dict[str, Any]) -> bytes:
-    """Serialize an object that was derived from a request body.
+    """Serialize a JSON object that was built from a request body.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` if the object is nested too deeply.

@@ -14,12 +14,16 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield for each content block of a message the block's path in the request body, and the block.
+    """Yield each content block of a message as a pair: the block's JSON path in the request body, and the block.
 
-    A string counts as one text block, and null counts as an empty list.
+    A string is treated as one text block, and null as an empty list.
+
+    Args:
+        content: value of the message's `content`.
+        field: JSON path of `content` in the request body.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for malformed content.
+        ApiError: 400 `invalid_anthropic_body`: the content is malformed.
     """
     if isinstance(content, str):
         yield field, {"type": "text", "text": content}
@@ -34,12 +38,14 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
-    """Translate a content block to parts of a chat message.
+    """Translate one content block to content parts of a chat message.
 
-    A block of an unknown type becomes a text part that contains the block as JSON.
+    A block of an unknown type becomes a text part that contains the block as JSON. `field` is the block's JSON path in
+    the request body.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for a malformed block, or an unsupported image or document source.
+        ApiError: 400 `invalid_anthropic_body`: the block is malformed, or the source of an image or document is not
+            supported.
     """
     match block["type"]:
         case "text":
@@ -57,7 +63,7 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
 
 
 def all_parts(content: Any, field: str) -> list[Part]:
-    """Translate all blocks of `content` to parts of a chat message, in order."""
+    """Translate all content blocks of `content` to content parts of a chat message, in order."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
 
@@ -67,9 +73,9 @@ def text_part(text: str) -> Part:
 
 
 def join_parts(content: list[Part]) -> str | list[Part]:
-    """Return the content of a chat message.
+    """Return the value for the `content` field of a chat message with these parts.
 
-    The content is the parts' text, joined by line breaks. If a part is an image, the content is the list of parts.
+    If all parts are text, the value is one string: the texts joined by line breaks. Otherwise it is the list of parts.
     """
     if any(part["type"] != "text" for part in content):
         return content
@@ -77,7 +83,9 @@ def join_parts(content: list[Part]) -> str | list[Part]:
 
 
 def string(fields: Mapping[str, Any], name: str, field: str) -> str:
-    """Return the string member `name` of `fields`, the object at the path `field`.
+    """Return the string `fields[name]`.
+
+    `field` is the JSON path of `fields` in the request body, used in the error message.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` if the member is not a string.

@@ -16,12 +16,13 @@ _SYSTEM_ROLES = ("system", "developer")
 
 
 def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
-    """Return chat messages: one leading system message with all system texts, then the user and assistant messages.
+    """Translate the system prompt and the messages of a Messages API request to chat messages.
 
-    The text blocks of one system prompt are joined by line breaks. Several system prompts are joined by empty lines.
+    The first chat message contains all system prompts, separated by empty lines. The translated user and assistant
+    messages follow it. The text blocks of one system prompt are joined by line breaks.
 
     Raises:
-        ApiError: `invalid_anthropic_body`, naming the field.
+        ApiError: 400 `invalid_anthropic_body`: a field is invalid. The message names the field.
     """
     if not isinstance(messages, list) or not messages:
         raise invalid_anthropic_body("messages", "must be a list of at least one message")
@@ -56,7 +57,7 @@ def _system_text(content: Any, field: str) -> str:
 
 
 def _user_turns(content: Any, field: str) -> list[ChatMessage]:
-    """Translate a user message: return one chat message per tool result, then one message with the other content."""
+    """Translate a user message to chat messages: one `tool` message per tool result, then one `user` message."""
     results: list[ChatMessage] = []
     content_parts: list[Part] = []
     for path, block in blocks(content, field):

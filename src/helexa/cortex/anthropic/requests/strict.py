@@ -4,9 +4,10 @@ import orjson
 
 
 def strict_body(body: bytes) -> bytes:
-    """Return the chat request with the arguments of tool calls as JSON text, as OpenAI's API requires.
+    """Convert the arguments of all tool calls in a chat request from objects to JSON text, as OpenAI's API requires.
 
-    Helexa's own nodes also accept the arguments as objects, because chat templates need objects.
+    Third-party backends need this conversion. Helexa's own nodes also accept objects, because chat templates need
+    objects.
     """
     if b'"tool_calls"' not in body:
         return body

@@ -30,10 +30,11 @@ _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "
 
 
 def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the equivalent chat request. Unknown fields are forwarded.
+    """Translate the body of a Messages API request to the body of an OpenAI chat request. Unknown fields are copied.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
+        ApiError: 400 because a field is invalid (`invalid_anthropic_body`) or the model is missing
+            (`missing_model_field`). 404 `thread_not_found` if the request continues a stored conversation.
     """
     _check_thread(body.get("thread"))
     chat = {name: value for name, value in body.items() if name not in _NOT_FORWARDED}
@@ -60,12 +61,13 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate only the fields of a request that determine the prompt, for token counts.
+    """Translate only the fields that determine the prompt. This suffices to count the prompt's tokens.
 
     The result has the chat request's fields `model`, `messages`, `tools` and `chat_template_kwargs`.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
+        ApiError: 400 because a field is invalid (`invalid_anthropic_body`) or the model is missing
+            (`missing_model_field`).
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:
@@ -100,9 +102,10 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 
 def _check_thread(thread: Any) -> None:
-    """Raise 404 `thread_not_found` if the request continues a thread, because the gateway stores no conversations.
+    """Raise 404 `thread_not_found` if the request continues a thread: a conversation that the server stores.
 
-    A new thread is accepted. After the error, the tool runners of Anthropic's libraries send the whole conversation.
+    The gateway stores no conversations. The tool runners of Anthropic's libraries react to this error and send the
+    whole conversation. A request that creates a thread is accepted.
     """
     kind = thread.get("type") if isinstance(thread, dict) else None
     if kind == "continue":
@@ -123,7 +126,7 @@ def _user_id(metadata: Any) -> str | None:
 
 
 def _thinking(thinking: Any) -> dict[str, Any]:
-    """Return the chat template's variables that enable or disable thinking.
+    """Convert the `thinking` field of a request to the chat template variables that enable, disable or limit thinking.
 
     If the request has no `thinking` field, thinking is disabled, as in Anthropic's own API.
     """
@@ -154,7 +157,7 @@ def _effort(body: Mapping[str, Any]) -> str | None:
 
 
 def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `reasoning_effort` and `response_format`, if the client set them."""
+    """Return the chat request fields `reasoning_effort` and `response_format`, if the client set them."""
     settings: dict[str, Any] = {}
     if effort := _effort(body):
         settings["reasoning_effort"] = effort
@@ -173,6 +176,6 @@ def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_prefilled(messages: list[dict[str, Any]]) -> bool:
-    """Return whether the last message is an assistant text that the model must continue (a prefill)."""
+    """Return whether the last message is assistant text that the model must continue ("prefill" in Anthropic's API)."""
     message = messages[-1]
     return message["role"] == "assistant" and not message.get("tool_calls") and message["content"] not in ("", [])

@@ -1,4 +1,4 @@
-"""Translates tools and the tool choice of the Messages API to those of a chat request."""
+"""Translates the fields `tools` and `tool_choice` of the Messages API to the format of a chat request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_tools(tools: Any) -> list[dict[str, Any]]:
-    """Return the tools in OpenAI's format; a tool that is already in OpenAI's format is not changed.
+    """Convert tools to OpenAI's format. A tool that is already in OpenAI's format is not changed.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for a malformed tool, or for one of Anthropic's built-in tools.
+        ApiError: 400 `invalid_anthropic_body`: a tool is malformed, or is one of Anthropic's built-in tools.
     """
     if tools is None:
         return []
@@ -23,10 +23,12 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields `tool_choice` and `parallel_tool_calls`, if the client set them.
+    """Convert the client's `tool_choice` to the chat request fields `tool_choice` and `parallel_tool_calls`.
+
+    The result is empty if `choice` is None, or if the request has no tools and the choice does not require one.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for an invalid choice.
+        ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.
     """
     if choice is None:
         return {}

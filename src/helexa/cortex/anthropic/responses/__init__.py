@@ -1,1 +1,1 @@
-"""Translates chat completions to messages and events of the Messages API."""
+"""Translates chat completions to complete messages, or to stream events, of the Messages API."""

@@ -1,7 +1,7 @@
 """Converts the deltas of a node's stream to the content blocks of a Messages API stream.
 
-Clients support one open block at a time, but a node may interleave the deltas of several tool calls. Deltas of later
-blocks are therefore buffered.
+Clients support only one open block at a time, but a node may interleave the deltas of several tool calls. The deltas of
+a block are therefore buffered until all earlier blocks have ended.
 """
 
 from collections import deque
@@ -42,11 +42,11 @@ class _Block:
     """One content block of a streamed message.
 
     Attributes:
-        arguments: deltas of a tool call's arguments.
-        pending: deltas that are buffered because `content_block_start` was not sent yet.
+        arguments: received pieces of a tool call's arguments, which are JSON text.
+        pending: deltas that are not sent yet because `content_block_start` was not sent yet.
         begun: True once `content_block_start` was sent.
         ended: True once `content_block_stop` was sent.
-        delta_head: bytes of a `content_block_delta` event that precede the delta's text.
+        delta_head: constant first bytes of the block's `content_block_delta` events, up to the delta's text.
     """
 
     kind: Kind
@@ -60,9 +60,10 @@ class _Block:
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
-        """Return whether the block can be ended.
+        """Return whether the block can be ended with `content_block_stop`.
 
-        A tool call must have a name and a complete JSON object as arguments.
+        A tool call can be ended if it has a name and its arguments are a complete JSON object. Other blocks can always
+        be ended.
         """
         if self.kind != "tool_use":
             return True
@@ -74,25 +75,24 @@ class _Block:
         return bool(self.name) and self._completeness[1]
 
     def may_begin(self) -> bool:
-        """Return whether the block can be started. A tool call must have a name and arguments that begin with `{`."""
+        """Return whether the block can be started. A tool call needs a name, and arguments that begin with `{`."""
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
-        """Return the memory cost of the block, in characters."""
+        """Return the number of buffered characters, plus a constant for the memory of the block itself."""
         return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.pending))
 
 
 class Blocks:
     """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
-    Deltas of the open block are emitted at once. Deltas of later blocks are buffered until the open block has ended,
-    because clients support only one open block at a time.
+    Deltas of the open block are emitted at once. Deltas of later blocks are buffered until the open block has ended.
 
     Args:
         emit: called with the bytes of each event.
 
     Attributes:
-        called: True if at least one tool call was sent and all sent tool calls are complete.
+        called: True if at least one tool call was sent, and no sent tool call ended with incomplete arguments.
         delta_count: number of emitted deltas.
     """
 
@@ -109,7 +109,7 @@ class Blocks:
         """Add a delta of text or thinking.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response` if more than `MAX_BUFFERED_CHARS` are buffered.
+            ApiError: 502 `upstream_malformed_response`: more than `MAX_BUFFERED_CHARS` characters are buffered.
         """
         block = self._queue[-1] if self._queue else None
         if block is None or block.kind != kind:
@@ -117,11 +117,11 @@ class Blocks:
         self._add(block, text)
 
     def add_call(self, delta: Any) -> None:
-        """Add a delta of a tool call: an element of `tool_calls` in a chunk's delta.
+        """Add a delta of a tool call: one element of `delta.tool_calls` in a chat completion chunk.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response` for a malformed delta, or if more than `MAX_BUFFERED_CHARS` are
-                buffered.
+            ApiError: 502 `upstream_malformed_response`: the delta is malformed, or more than `MAX_BUFFERED_CHARS`
+                characters are buffered.
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
@@ -148,14 +148,14 @@ class Blocks:
             raise malformed("a tool call continued after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End the open block and send the buffered blocks at the end of the node's stream.
+        """End the open block and send the buffered blocks. Called at the end of the node's stream.
 
-        If a part of an incomplete tool call was already sent, the block is ended with the incomplete arguments. Any
-        other incomplete tool call is sent as a text block.
+        A tool call with incomplete arguments that was already started is ended as it is. If it was not started, it is
+        sent as a text block.
 
         Args:
-            cut_off: True if the response reached its length limit. An incomplete tool call that may begin is then sent
-                as a tool call, not as text.
+            cut_off: True if the response reached its length limit. Incomplete tool calls are then sent as tool calls,
+                if they have a name and the beginning of their arguments.
         """
         incomplete = False
         while self._queue:
@@ -173,9 +173,10 @@ class Blocks:
             self._end(_Block("text"))
 
     def _call_block(self, index: Any, name: str, call_id: str) -> _Block:
-        """Return the block of the tool call that a delta belongs to; add a new block for a new call.
+        """Return the block for a tool-call delta. If the delta begins a new tool call, create its block.
 
-        Some nodes omit the index of a tool call, or send the same index for all calls.
+        Some nodes omit the index of a tool call, or send the same index for all calls. A new call is then recognized by
+        its name and id.
         """
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)

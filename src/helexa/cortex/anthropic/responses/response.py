@@ -15,7 +15,7 @@ SIGNATURE = "unsigned"
 def to_message(
     chat: Mapping[str, Any], model: str, *, message_id: str, stop_sequences: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the Messages API message for a chat completion.
+    """Translate a chat completion to a Messages API message.
 
     Args:
         chat: the chat completion.
@@ -24,7 +24,7 @@ def to_message(
         stop_sequences: the client's stop sequences.
 
     Raises:
-        ApiError: 502 `upstream_malformed_response` for a malformed completion.
+        ApiError: 502 `upstream_malformed_response`: the chat completion is malformed.
     """
     choices = chat.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -50,14 +50,14 @@ def to_message(
 
 
 def malformed(problem: str) -> ApiError:
-    """Return the error for a node's malformed response."""
+    """Return the 502 error for a malformed response of a node. `problem` says what is wrong."""
     return ApiError(
         502, "upstream_malformed_response", f"the node's response is malformed: {problem}", type="api_error"
     )
 
 
 def as_json(value: Any) -> bytes:
-    """Serialize a value from a node's response.
+    """Serialize a value from a node's response as JSON.
 
     Raises:
         ApiError: 502 `upstream_malformed_response` if the value is nested too deeply.
@@ -69,12 +69,12 @@ def as_json(value: Any) -> bytes:
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of a message or delta, which servers send as `reasoning_content` or `reasoning`."""
+    """Return the reasoning of a chat message or delta. Servers send it as `reasoning_content` or `reasoning`."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a tool call, or None if `text` is not a JSON object. Empty text means no arguments."""
+    """Parse the arguments of a tool call. Return `{}` for empty text, and None if `text` is not a JSON object."""
     try:
         arguments = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
@@ -83,12 +83,12 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """Return a tool call with invalid arguments as JSON text, so that the client still receives the call's content."""
+    """Return a tool call with invalid arguments as JSON text, which the client receives as text instead of a call."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
 def text_block(text: str) -> dict[str, Any]:
-    """Return a text content block."""
+    """Return a Messages API content block of type `text`."""
     return {"type": "text", "text": text, "citations": None}
 
 

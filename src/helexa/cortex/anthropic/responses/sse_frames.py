@@ -12,9 +12,9 @@ class Frames:
         self._data_size = 0
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """Process the next bytes and return one item per completed event or comment.
+        """Add the next bytes of the stream, and return one item per event or comment that is now complete.
 
-        The item is the event's data, or None for a comment (a keep-alive).
+        The item of an event is its data. The item of a comment (a keep-alive) is None.
 
         Raises:
             ValueError: an event is longer than `MAX_EVENT_BYTES`.

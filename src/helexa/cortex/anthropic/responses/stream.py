@@ -1,4 +1,4 @@
-"""Translates a streamed chat completion to the events of a message of the Messages API."""
+"""Translates a streamed chat completion to the events of a Messages API stream."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,23 +19,26 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageStream:
     """Converts the bytes of a node's chat completion stream to the events of the Messages API, without I/O.
 
-    The first event contains the prompt's token counts, and is sent once the node has sent one of the following:
+    The first event, `message_start`, contains the prompt's token counts. It is sent when the node has sent the first
+    of:
 
-    * token counts, which helexa's own nodes send before the prefill
+    * the prompt's token counts, which helexa's own nodes send before the prefill
     * a chunk with `usage`
-    * output
+    * a chunk with output
 
-    Each keep-alive comment becomes a `ping` event at once.
+    Each keep-alive comment of the node becomes a `ping` event at once.
 
     Args:
         model: model name in the client's request.
         message_id: id of the message.
-        input_tokens: estimated prompt tokens, used in the first event if the node sends no counts before the output.
+        input_tokens: estimated number of prompt tokens. `message_start` contains it if the node sends no token counts
+            before the output.
         stop_sequences: the client's stop sequences.
         request_id: id of the request, used in an error event.
 
     Attributes:
-        failure: the error that ended the stream, or None. `feed` or `finish` has already returned the error's event.
+        failure: the error that ended the stream, or None. The event for this error was part of the bytes that `feed`,
+            `finish` or `fail` returned.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class MessageStream:
         self._ended = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Process the next bytes of the node's response and return the resulting events as bytes."""
+        """Translate the next bytes of the node's response, and return the resulting events as bytes."""
         if self._ended:
             return b""
         try:
@@ -82,9 +85,9 @@ class MessageStream:
         return self._take_output()
 
     def finish(self) -> bytes:
-        """Process the end of the node's response and return the last events.
+        """Handle the end of the node's response, and return the last events as bytes.
 
-        A response without a finish reason is incomplete and ends with an error event.
+        If the node sent no finish reason, its response is incomplete, and the last event is an error.
         """
         if not self._ended:
             if self._finish_reason is None:
@@ -94,7 +97,7 @@ class MessageStream:
         return self._take_output()
 
     def fail(self, error: ApiError) -> bytes:
-        """End the stream with an error and return its events; empty if the stream has already ended."""
+        """End the stream with `error`, and return the last events as bytes; empty if the stream has already ended."""
         if not self._ended:
             self._fail(error)
         return self._take_output()

@@ -10,8 +10,8 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the usage of a chat completion to the `usage` of a `message_delta` event.
 
-    In Anthropic's format, the prompt's token count is the sum of `input_tokens` and `cache_read_input_tokens`. The
-    field `helexa_timing`, which helexa's own nodes add, is forwarded.
+    In Anthropic's format, `input_tokens` does not include the cached prompt tokens, which are in
+    `cache_read_input_tokens`. The field `helexa_timing`, which helexa's own nodes add, is copied.
     """
     prompt = _count(usage.get("prompt_tokens"))
     cached = min(_count(_member(usage.get("prompt_tokens_details"), "cached_tokens")), prompt)
@@ -30,9 +30,9 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `usage` of a message or of a `message_start` event.
+    """Convert the usage of a chat completion to the `usage` of a message or of a `message_start` event.
 
-    This usage has more fields than the usage of a `message_delta` event.
+    The result has the fields of `anthropic_usage`, and in addition `cache_creation` and `service_tier`.
     """
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
@@ -41,9 +41,9 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Convert prompt token counts to the usage of a chat completion.
+    """Convert the prompt token counts in a node's stream event to the `usage` format of a chat completion.
 
-    Helexa's own nodes send these counts before the output. Return None if `counts` is not an object with counts.
+    Helexa's own nodes send these counts before the output. The result is None if `counts` is not a JSON object.
     """
     if not isinstance(counts, dict):
         return None
@@ -57,9 +57,9 @@ def stop_reason(
     """Return the `stop_reason` and `stop_sequence` of a message.
 
     Args:
-        finish_reason: the node's finish reason.
-        matched: value of `stop_reason` in the completion's choice: the stop sequence that ended the output, if the node
-            reports it.
+        finish_reason: the `finish_reason` of the chat completion.
+        matched: the `stop_reason` of the chat completion's choice. Some nodes report there the stop sequence that ended
+            the output.
         called: True if the message calls a tool.
         stop_sequences: the client's stop sequences.
     """

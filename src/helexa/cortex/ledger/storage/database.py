@@ -1,4 +1,4 @@
-"""Database interface: SQLite for a single gateway, PostgreSQL for several gateways that share one ledger.
+"""Database interface of the ledger: SQLite for a single gateway, PostgreSQL for several gateways with one ledger.
 
 Both databases run the same SQL text: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no
 SQL builder, because writing a request must cost only microseconds.
@@ -25,10 +25,10 @@ class DatabaseError(HelexaError):
 
 
 class Sql(Protocol):
-    """Interface of a transaction: runs SQL statements."""
+    """Interface of an open transaction, in which SQL statements can be run."""
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """Return the rows of one statement.
+        """Run one statement and return its rows.
 
         Raises:
             DatabaseError: the database does not answer.
@@ -49,9 +49,9 @@ class Database(ABC):
 
     @abstractmethod
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """Return the rows of one read-only statement.
+        """Run one read-only statement and return its rows.
 
-        Run a statement that writes and returns rows in a `transaction` instead.
+        A statement that writes and returns rows must run in a `transaction` instead.
         """
 
     @abstractmethod
@@ -60,7 +60,9 @@ class Database(ABC):
 
     @abstractmethod
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
-        """Open a writing transaction: committed when the block ends, rolled back when the block raises.
+        """Return a context manager for a transaction that may write.
+
+        The transaction is committed when the `with` block ends. If the block raises, the transaction is rolled back.
 
         Args:
             durable: True if the commit must survive a power failure. Each durable commit waits for the disk.
@@ -71,20 +73,19 @@ class Database(ABC):
         """Run a batch of statements in one transaction with as few round trips as possible.
 
         Args:
-            guard: statement and arguments; the batch is written only if the guard changes a row.
-            steps: the statements of the batch.
+            guard: a statement and its arguments, run first. The batch is written only if the guard changes a row.
+            steps: the statements of the batch, each with the arguments of all its executions.
 
         Returns:
-            False, with nothing written, if the guard changed no row.
+            True if the batch was written. False if the guard changed no row; nothing is written in this case.
         """
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Claim the database for this gateway, if the backend allows only one gateway.
+        """Prevent other gateways from using the database, if the backend allows only one gateway.
 
         Returns:
-            The path of the database's file if no other gateway can use the database until it is closed. None if several
-            gateways can share the database.
+            The path of the database file, or None if the backend allows several gateways.
 
         Raises:
             HelexaError: another gateway uses the database.

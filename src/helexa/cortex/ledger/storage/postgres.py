@@ -83,9 +83,10 @@ async def open_postgres(url: str) -> Database:
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
-    """Replace asyncpg's reset query, which costs a round trip, by doing nothing.
+    """Do nothing when a connection returns to the pool.
 
-    helexa's transactions leave no state on a connection that must be reset.
+    asyncpg would otherwise send a reset query, which costs a round trip. helexa's transactions leave no state on a
+    connection that must be reset.
     """
 
 
@@ -121,7 +122,9 @@ class _Connector:
         self._hosts = hosts
 
     async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
-        """Connect like `asyncpg.connect`, but with the whole timeout for each host.
+        """Connect to the first host that accepts a connection, with the whole timeout for each host.
+
+        The arguments are those of `asyncpg.connect`.
 
         Raises:
             Exception: no host accepted the connection; this is asyncpg's exception for the last host.
@@ -162,10 +165,11 @@ class _Postgres(Database):
 
     @asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
-        """Convert asyncpg's exceptions to `DatabaseError`, except those caused by a wrong statement or wrong values.
+        """Return a context manager that converts asyncpg's exceptions to `DatabaseError`.
 
-        After a server or connection error, all connections are replaced. An old connection may lead to a server that
-        is no longer the primary, or may refer to prepared statements that the new primary does not have.
+        Exceptions that a wrong statement or wrong values caused are raised unchanged. After a server or connection
+        error, all connections are replaced. An old connection may lead to a server that is no longer the primary, or
+        may refer to prepared statements that the new primary does not have.
         """
         try:
             yield

@@ -21,7 +21,7 @@ class Retry:
 
     Attributes:
         problem: why the database cannot be written, or None if the last attempt succeeded.
-        written_at: when work last succeeded (`time.monotonic`).
+        written_at: when an attempt last succeeded (`time.monotonic`).
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Retry:
 
     @property
     def fresh(self) -> bool:
-        """Whether work on the database succeeded within the last second."""
+        """True if work on the database succeeded within the last second."""
         return time.monotonic() - self.written_at < _FRESH_SECS
 
     async def until_done(
@@ -44,7 +44,7 @@ class Retry:
         Args:
             work: makes one attempt.
             failed: called after each failed attempt with the seconds since the first attempt began.
-            retried: the exceptions to retry after; others are raised.
+            retried: exception type after which `work` is repeated; other exceptions are raised.
         """
         started_at, delay = time.monotonic(), FIRST_RETRY_SECS
         while True:
@@ -62,7 +62,7 @@ class Retry:
                 return outcome
 
     def _record_problem(self, error: Exception) -> None:
-        """Store why the database cannot be written, and log each problem once."""
+        """Store why the database cannot be written. Log the reason if it differs from the previous one."""
         message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if message != self.problem:
             log.error("%s; no budget can be reserved until the database can be written", message)

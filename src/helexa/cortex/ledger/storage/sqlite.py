@@ -33,7 +33,7 @@ _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
 
 async def open_sqlite(path: str) -> Database:
-    """Open a database file. A missing file is created, readable by its owner only.
+    """Open a SQLite database file. A missing file is created, readable by its owner only.
 
     Raises:
         DatabaseError: the file cannot be opened.
@@ -70,7 +70,7 @@ def _create_file(path: str) -> Path:
 
 
 class _Worker:
-    """A thread that owns one connection and runs jobs on it, in order.
+    """A thread that owns one SQLite connection and runs jobs (functions of the connection) in order.
 
     After an error that can leave the connection unusable (I/O, corruption), the next job gets a new connection.
     """
@@ -86,7 +86,7 @@ class _Worker:
         """Run a job and return its result. The job completes even if the caller is cancelled.
 
         Raises:
-            DatabaseError: SQLite reported an error of the database.
+            DatabaseError: SQLite cannot use the database. An error of the job's own SQL is raised as `sqlite3.Error`.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((job, future))
@@ -188,7 +188,7 @@ class _Sqlite(Database):
         return statement
 
     async def _lock_schema(self, sql: Sql) -> None:
-        """Do nothing: the transaction is already the only writer."""
+        """Do nothing, because SQLite allows only one writing transaction at a time."""
 
 
 class _Transaction:
@@ -260,7 +260,7 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 
 
 def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
-    """Run a statement once per row of arguments.
+    """Run the statement `sql` once for each element of `rows`, the arguments of one execution.
 
     INSERT statements are combined so that one statement inserts many rows. The driver releases the GIL once per
     statement, and reacquiring the GIL from a busy event loop takes longer than inserting a row.

@@ -1,1 +1,1 @@
-"""CPU kernels in C."""
+"""CPU kernels in C, which are compiled on first use."""

@@ -1,4 +1,8 @@
-"""Plan of a batch's attention for the native kernels: tiles of queries, and rows split among threads."""
+"""Work list of a batch's attention for the native kernels.
+
+The list divides queries into tiles. The positions of a long decode row are divided into segments, which several threads
+compute as partial results.
+"""
 
 from typing import NamedTuple
 
@@ -13,7 +17,19 @@ _TILE = 24  # maximum number of queries that read a page together
 
 
 class Tile(NamedTuple):
-    """One unit of work of the attention kernel; the struct `tile` of kernels.h."""
+    """One unit of work of the attention kernel: queries of consecutive rows of one sequence.
+
+    The fields match the struct `tile` of kernels.h.
+
+    Attributes:
+        row: index of the first row in the batch.
+        rows: number of rows.
+        position: position of the first row.
+        pages: index in `AttentionPlan.pages` of the sequence's first page number.
+        first_segment: first segment of positions that the tile attends to.
+        segments: number of segments that the tile attends to.
+        partial: index of the partial result that the tile writes; -1 if the tile computes the final output.
+    """
 
     row: int
     rows: int
@@ -25,7 +41,15 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A `split` of kernels.h."""
+    """A row whose segments are computed as separate partial results, which a second kernel merges.
+
+    The fields match the struct `split` of kernels.h.
+
+    Attributes:
+        row: index of the row in the batch.
+        partial: index of the first partial result.
+        segments: number of partial results.
+    """
 
     row: int
     partial: int
@@ -33,12 +57,16 @@ class Split(NamedTuple):
 
 
 class AttentionPlan:
-    """Attention tables at fixed addresses, for layers with `group` query heads per KV head.
+    """The work list of the current batch, for layers with `group` query heads per KV head.
+
+    All tensors have fixed addresses, because captured graphs contain these addresses.
 
     Attributes:
-        tile_count, split_count: int64 [1], number of used rows of `tiles` and `splits`.
-        tiles, splits: int64 [.., fields], one `Tile` or `Split` per row.
-        pages: int64, page numbers of all sequences.
+        tile_count: int64 [1], number of used rows of `tiles`.
+        tiles: int64 [.., 7], one `Tile` per row.
+        split_count: int64 [1], number of used rows of `splits`.
+        splits: int64 [.., 3], one `Split` per row.
+        pages: int64, page numbers of all sequences, one sequence after another.
     """
 
     def __init__(self, capacity: Capacity, group: int) -> None:
@@ -52,10 +80,10 @@ class AttentionPlan:
         self._partials: dict[tuple[int, int], Tensor] = {}
 
     def partials(self, heads: int, dim: int) -> Tensor:
-        """Return memory for the partial results of split rows, float32 [segments, heads, 2 + dim].
+        """Return the memory for partial results, float32 [segments, heads, 2 + dim].
 
-        All layers with the same `heads` and `dim` share the memory. Captured graphs keep the address, so the memory is
-        never replaced.
+        All layers with the same `heads` and `dim` share the memory. It is never reallocated, because captured graphs
+        contain its address.
         """
         if (heads, dim) not in self._partials:
             partials = np.zeros(
@@ -65,7 +93,7 @@ class AttentionPlan:
         return self._partials[heads, dim]
 
     def lay(self, batch: Batch) -> None:
-        """Fill the tables for a batch."""
+        """Replace the work list with the work list of `batch`."""
         tiles: list[Tile] = []
         splits: list[Split] = []
         pages: list[int] = []

@@ -1,4 +1,4 @@
-"""Captured forward passes: the kernel calls of a step, replayed without Python between the kernels."""
+"""Captured forward passes on the CPU: the recorded kernel calls of a step, replayed without Python between kernels."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,14 @@ _MAX_BYTES = 32 << 20  # about 500 graphs of 30 layers; capturing takes a tenth 
 
 @dataclass
 class CapturedGraph:
-    """A captured graph and the memory it uses.
+    """A captured forward pass.
 
     Attributes:
-        calls: the kernel calls, as instructions of the native kernels.
-        address, shape: address and shape of the result. The workspace reuses this memory between runs, since there are
-            many graphs and logits are large.
-        inputs: tensors that kernels read or write; they must stay allocated as long as the graph exists.
+        calls: the recorded kernel calls, as concatenated instructions (see `KernelLibrary.run`).
+        address: address of the result. Between replays, the workspace uses this memory for other tensors, because
+            there are many graphs and logits are large.
+        shape: shape of the result.
+        inputs: tensors outside the workspace that the kernels read or write. The graph keeps them allocated.
     """
 
     calls: bytes
@@ -31,7 +32,10 @@ class CapturedGraph:
 
 
 class Graphs:
-    """Captured graphs by shape; the least recently used graphs are removed first."""
+    """The captured forward passes of a model, by number of rows and of samples.
+
+    If the recorded calls take too much memory, the least recently used graphs are removed.
+    """
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
@@ -43,11 +47,14 @@ class Graphs:
 
     @property
     def complete(self) -> bool | None:
-        """Whether captured graphs compute a complete forward pass; None before the first check."""
+        """Whether a captured graph computes the whole forward pass; None until the first `run` with samples checks it.
+
+        A graph lacks work that the model does outside the native kernels.
+        """
         return self._complete
 
     def launch(self, kernel: str, waits: bool, arguments: Mapping[str, Argument]) -> None:
-        """Record a kernel call during a capture, else run the call now (see `KernelLibrary.instruction`)."""
+        """Record a kernel call if a capture is in progress, else run the kernel (see `KernelLibrary.instruction`)."""
         instruction = self._library.instruction(kernel, arguments, waits)
         if self._instructions is None:
             self._library.run(instruction)
@@ -58,10 +65,13 @@ class Graphs:
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
-        """Return the result of `forward`: logits of `samples` rows, valid until the next run.
+        """Return the result of `forward`, by replay of a captured graph if possible. It is valid until the next run.
 
         Args:
-            inputs: tensors that the pass reads, with one row per token; their addresses must be the same in every run.
+            inputs: tensors that the forward pass reads, with one entry per token. Their addresses must be the same in
+                every run.
+            samples: number of rows of the result.
+            forward: function that runs the forward pass and returns logits.
         """
         if self._complete is None and samples:
             self._complete = self._check(inputs, forward)
@@ -80,7 +90,7 @@ class Graphs:
 
     @property
     def call_bytes(self) -> int:
-        """Total bytes of the captured kernel calls."""
+        """Total number of bytes of the captured kernel calls."""
         return sum(len(graph.calls) for graph in self._graphs.values())
 
     def _keep(self, shape: tuple[int, int], graph: CapturedGraph) -> None:
@@ -90,10 +100,10 @@ class Graphs:
             self._graphs.popitem(last=False)
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
-        """Return whether a captured graph computes the same result as the pass itself.
+        """Return whether the replay of a captured graph computes the same result as `forward`.
 
-        The capture uses other inputs and memory filled with NaN. Work outside the kernels is missing from the graph, so
-        the replayed result differs.
+        The graph is captured with other inputs and with free memory filled with NaN. If the model does work outside the
+        native kernels, the graph lacks this work, and the result of the replay differs.
         """
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]

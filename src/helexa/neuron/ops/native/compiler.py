@@ -1,4 +1,4 @@
-"""Compile the sources in `kernels/` for this machine with the host's C compiler, and load the library."""
+"""Compilation of the C kernels in `kernels/` with the compiler of this machine."""
 
 import ctypes
 import hashlib
@@ -33,10 +33,10 @@ class Unavailable(Exception):
 
 @cache
 def native_kernels() -> KernelLibrary:
-    """Return the compiled kernels, from the cache if they were compiled on this machine before.
+    """Return the compiled kernels. They are compiled if the cache folder has no library for this machine and code.
 
     Raises:
-        Unavailable: the machine has no C compiler, or compilation failed.
+        Unavailable: the machine has no C compiler, or the compilation failed.
     """
     if os.name != "posix":
         raise Unavailable("the native kernels need POSIX threads")
@@ -67,7 +67,7 @@ def _digest(names: tuple[str, ...]) -> str:
 
 
 def _key(compiler: str) -> str:
-    """Return a file name that depends on the sources, the compiler, the flags and the processor."""
+    """Return the file name of the compiled library: a digest of the C sources, compiler, flags and processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_TIMEOUT_SECONDS).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -84,7 +84,7 @@ def _key(compiler: str) -> str:
 
 @contextmanager
 def _compile_lock(library: Path) -> Iterator[None]:
-    """Hold a file lock, so that only one of several starting engines compiles the library."""
+    """Hold a file lock within the context, so that only one of several starting engines compiles the library."""
     import fcntl
 
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +94,7 @@ def _compile_lock(library: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile all sources in parallel, since compilation takes seconds."""
+    """Compile all C sources in parallel, and link them to the file `library`."""
     sources = [source for source in _sources() if source.suffix == ".c"]
     _log.info("compiling the native kernels for this machine")
     with TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:

@@ -1,4 +1,7 @@
-"""Python interface of the compiled kernels: make instructions and run lists of instructions."""
+"""Python interface of the compiled C kernels.
+
+An instruction is a kernel call with its arguments, as bytes. The C library runs lists of instructions.
+"""
 
 import ctypes
 from collections.abc import Mapping
@@ -12,13 +15,17 @@ from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.processes import heartbeat
 
 Argument = Tensor | float | None
-"""Kernel argument: a tensor (passed by address), a number, or None (a null pointer)."""
+"""Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer."""
 
 Form = tuple[int, int, bool, int, int, bool, torch.dtype]
-"""Bits, scale levels, has minimum, zero, group size, has table, unit type of scales."""
+"""Format of a quantized matrix.
+
+The entries are: bits per code, levels of scales (1, or 2 for scales that are codes times a unit), whether groups have
+minimums, the code of zero, the group size, whether a table maps codes to values, and the dtype of the scale units.
+"""
 
 TYPES = {torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
-"""Type codes of plain weights and of scale units."""
+"""Codes in the C code for the dtypes of plain weights and scale units."""
 
 _NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 _POINTEES = {
@@ -34,11 +41,11 @@ _POINTEES = {
 
 
 class KernelLibrary:
-    """Functions exported by `kernels/*.c`.
+    """The functions of the compiled kernels in `kernels/*.c`.
 
     Attributes:
-        layout: digest that changes if the layout of packed weights may change.
-        formats: numbers of the formats of quantized matrices.
+        layout: digest of the C files that define the layout of packed weights.
+        formats: number in the C code of each supported format of quantized matrices.
     """
 
     def __init__(self, library: ctypes.CDLL, layout: str) -> None:
@@ -71,7 +78,7 @@ class KernelLibrary:
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:
-        """Run kernels on `count` threads from now on; the number of threads never decreases."""
+        """Increase the number of threads that run kernels to `count`. The number of threads never decreases."""
         self._start_threads(count)
 
     def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
@@ -84,20 +91,24 @@ class KernelLibrary:
             self._report_progress(self._rank_progress(memory.data_ptr(), ranks.rank))
 
     def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
-        """Return the bytes of a matrix packed in format `number`, or in bfloat16 if `number` is None.
+        """Return the number of bytes of a packed matrix [outputs, columns].
 
-        The result is less than 1 if the matrix cannot be packed.
+        The result is less than 1 if a matrix of this shape cannot be packed.
+
+        Args:
+            number: number of the quantization format; None for bfloat16.
         """
         if number is None:
             return -(-outputs // LANES) * LANES * columns * 2
         return self._packed_bytes(number, outputs, columns)
 
     def instruction(self, kernel: str, arguments: Mapping[str, Argument], waits: bool = True) -> bytes:
-        """Return a kernel call. Concatenated instructions form a graph for `run`.
+        """Return an instruction that calls a kernel. Instructions can be concatenated to a graph for `run`.
 
         Args:
-            arguments: arguments by their names in kernels.h.
-            waits: whether the next instruction waits for this instruction.
+            kernel: name of the kernel.
+            arguments: arguments by their names in the struct `<kernel>_arguments` of kernels.h.
+            waits: whether the next instruction starts only after this instruction has ended.
 
         Raises:
             TypeError: an argument is missing, unknown or of a wrong type.
@@ -105,24 +116,30 @@ class KernelLibrary:
         return self._kernels[kernel].instruction(arguments, waits)
 
     def run(self, graph: bytes) -> None:
-        """Run a list of instructions to its end; all addresses in the list must be valid."""
+        """Run the concatenated instructions `graph`, and return after the last instruction has ended.
+
+        The memory of all arguments must still be allocated.
+
+        Raises:
+            ValueError: the graph has too many instructions.
+        """
         count = len(graph) // INSTRUCTION_BYTES
         if self._run(graph, count):
             raise ValueError(f"a graph of {count} instructions exceeds the limit of {CONSTANTS['MAX_INSTRUCTIONS']}")
 
     def call(self, kernel: str, **arguments: Argument) -> None:
-        """Run one kernel."""
+        """Run one kernel with `arguments`, and return after the kernel has ended (see `instruction`)."""
         self.run(self.instruction(kernel, arguments))
 
 
 def structure(name: str) -> type[ctypes.Structure]:
-    """Return the struct `name` of kernels.h."""
+    """Return a ctypes class for the struct `name` of kernels.h."""
     fields = [(field.name, ctypes.c_void_p if field.pointer else _NUMBERS[field.type]) for field in STRUCTS[name]]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 class Instruction(ctypes.Structure):
-    """An `instruction` of graph.h."""
+    """The C struct `instruction` of graph.h: a kernel's address and arguments, and whether the next one waits."""
 
     _fields_ = (("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", ctypes.c_uint8 * ARGUMENT_BYTES))
 
@@ -150,7 +167,7 @@ class _Kernel:
         }
 
     def instruction(self, arguments: Mapping[str, Argument], waits: bool) -> bytes:
-        """Return a call of this kernel with `arguments` (see `KernelLibrary.instruction`)."""
+        """Return an instruction that calls this kernel with `arguments` (see `KernelLibrary.instruction`)."""
         if arguments.keys() != self._fields.keys():
             odd = ", ".join(sorted(arguments.keys() ^ self._fields.keys()))
             raise TypeError(f"{self._name}: arguments that are missing or unknown: {odd}")

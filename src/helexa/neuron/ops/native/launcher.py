@@ -1,4 +1,4 @@
-"""Launch native kernels and allocate memory for their results."""
+"""Launch of native kernels, and allocation of memory for their results."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from helexa.neuron.ops.ranks.rank_group import SINGLE, RankGroup
 from helexa.neuron.ops.ranks.shares import Shares
 
 GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
-"""Gate codes of kernels.h by name."""
+"""Codes of the activations in kernels.h, by name."""
 
 
 class Launcher:
-    """Launch and memory functions shared by the native operators.
+    """Functions that the native operators share: kernel launches, and memory for results.
 
     Attributes:
         x_bits: bits to which products with quantized weights round activations, 16 or 8.
@@ -33,20 +33,20 @@ class Launcher:
         self._shared, self._ranks = memory, ranks
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return uninitialized memory for a result."""
+        """Return an uninitialized temporary tensor of `shape` for the result of a kernel."""
         return self._workspace.take(*shape, dtype=dtype)
 
     def take_rounded(self, rows: int, columns: int) -> Tensor:
-        """Return memory for activations [rows, columns] rounded to `x_bits`."""
+        """Return uninitialized memory for activations [rows, columns] that a kernel rounds to `x_bits` bits."""
         blocks = rows * columns // GROUP + SPARE_BLOCKS
         return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
 
     def launch(self, kernel: str, waits: bool = True, /, **arguments: Argument) -> None:
-        """Run a kernel, or record the call during a capture (see `KernelLibrary.instruction`)."""
+        """Run a kernel, or record the call if a graph is being captured (see `KernelLibrary.instruction`)."""
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
@@ -86,7 +86,7 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return rows [S] of x [T, H]."""
+        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width)
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)

@@ -1,4 +1,4 @@
-"""Products with packed weights on the native kernels."""
+"""Linear operators with packed weights, computed by the native kernels."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeLinear:
-    """`x @ weight.T + bias`, with the outputs of all matrices concatenated."""
+    """Linear operator `x @ weight.T + bias` for one or several packed matrices (see `Ops.linear`).
+
+    The outputs of all matrices are concatenated.
+    """
 
     def __init__(
         self, launcher: Launcher, matrices: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None
@@ -23,7 +26,7 @@ class NativeLinear:
         self._biases = [None] * len(matrices) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map float32 [T, K] to float32 [T, N]."""
+        """Return the outputs, float32 [T, N], for inputs x, float32 [T, K], or [T, 2 * K] with a gate."""
         launcher, rows, columns = self._launcher, x.shape[0], self._columns
         stride = sum(self._widths)
         out = launcher.take(rows, stride)

@@ -1,4 +1,4 @@
-"""Version of the code that packs a checkpoint's tensors."""
+"""Version of the Python code that reads, quantizes and packs the weights of a checkpoint."""
 
 import hashlib
 from functools import cache
@@ -11,9 +11,9 @@ _PACKAGES = ("layers", "models", "ops", "weights")  # read, permute, quantize an
 
 @cache
 def loading_code_version() -> str:
-    """Return a digest of helexa's version and of all Python sources that can affect packed weights.
+    """Return a digest of helexa's version and of all Python files that can affect packed weights.
 
-    The digest covers whole packages, so that new modules are included automatically.
+    The digest includes all files of the packages in `_PACKAGES`.
     """
     digest = hashlib.sha256(version("helexa").encode())
     for package in _PACKAGES:

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the native kernels: a few kernels route, multiply and sum for all experts together."""
+"""Mixtures of experts on the native kernels, with a few kernel calls for all experts together."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeMixture:
-    """A mixture of experts in native kernels. Among equal scores, the experts with lower indexes win."""
+    """Mixture-of-experts operator on native kernels. Among equal scores, it selects the expert with the lower index."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class NativeMixture:
 
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
-        """Return whether the kernels support the experts: at most MAX_EXPERTS, all packed in the same format."""
+        """Return whether the kernels support the experts: at most MAX_EXPERTS, all of the same formats and sizes."""
         forms = {tuple((matrix.number, matrix.outputs) for matrix in (*e.gate_up, e.down)) for e in experts}
         return len(forms) == 1 and len(experts) <= MAX_EXPERTS
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
+        """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
         launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
         if rows == 0:
             return launcher.take(*x.shape)
@@ -67,7 +67,10 @@ class NativeMixture:
 
 
 class _Products:
-    """One product per expert with the pairs (row, expert) that chose the expert."""
+    """A linear layer of all experts. It applies the weights of each expert to the rows that use the expert.
+
+    A pair is a row and one of the experts that it uses. The pairs are sorted by expert.
+    """
 
     def __init__(
         self, launcher: Launcher, matrices_of_expert: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
@@ -82,7 +85,12 @@ class _Products:
         self._biases = torch.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
 
     def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """Map float32 [pairs, K] to float32 [pairs, N]; a gate first reduces [pairs, 2 * K] to [pairs, K]."""
+        """Return the outputs, float32 [pairs, N], for inputs x, float32 [pairs, K].
+
+        Args:
+            starts: int64 [experts + 1], index of each expert's first pair.
+            gated: whether x is [pairs, 2 * K]. `silu(first half) * second half` is then the input.
+        """
         launcher, pairs, experts, columns = (
             self._launcher,
             x.shape[0],

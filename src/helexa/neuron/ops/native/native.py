@@ -1,8 +1,8 @@
-"""CPU kernels compiled on first use, with quantized weights and activations rounded to 16 or 8 bits.
+"""CPU kernels in C, which are compiled on first use and multiply quantized weights directly.
 
-Activations between kernels are float32. Products round activations group by group. Every row goes through the same
-operations in the same order. Other sequences in the batch, chunk boundaries and prefix cache hits therefore never
-change the tokens of a sequence.
+Activations between kernels are float32. Matrix products round activations to 16 or 8 bits, in groups of 32 numbers.
+Every row is computed with the same operations in the same order. Other sequences in the batch, prefill chunk boundaries
+and prefix cache hits therefore never change the tokens of a sequence.
 """
 
 import logging
@@ -54,10 +54,13 @@ _WIDTHS = (
 class NativeOps(Ops):
     """Kernels in C with their own thread pool.
 
-    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/kernels.h` defines the page layout.
+    The KV cache of a layer is uint8 [pages, kv_heads, bytes]. `kernels/kernels.h` defines the layout of a page.
 
     Args:
-        kv_bits: 16 stores K and V in bfloat16; 8 stores bytes with a scale per token and head.
+        library: the compiled kernels.
+        threads: number of threads that run kernels.
+        kv_bits: bits of each number in the KV cache: 16 for bfloat16, or 8 for 8-bit numbers with one scale per token
+            and head.
         x_bits: bits to which products with quantized weights round activations, 16 or 8.
     """
 
@@ -87,7 +90,7 @@ class NativeOps(Ops):
 
     @staticmethod
     def unsupported_shape(config: dict[str, Any]) -> str | None:
-        """Return why the kernels do not support a model of this shape, or None if they do."""
+        """Return the reason why the kernels do not support a model of this configuration; None if they support it."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
         widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
@@ -100,9 +103,9 @@ class NativeOps(Ops):
         return None
 
     def store(self, model: Path, quant: str = "") -> PackedStore:
-        """Return the packed weights of the model at this path, stored on disk between starts.
+        """Return the disk cache of the packed weights of the model at the path `model`.
 
-        The key covers the model's files, the C and Python code that packs weights, and the quantization.
+        A change of the model's files, of the code that packs weights, or of the quantization leads to a new cache file.
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
         if self.ranks.count > 1:
@@ -110,26 +113,26 @@ class NativeOps(Ops):
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
-        """Return the weight in packed tiles."""
+        """Return a weight [N, K] in the tile layout of these kernels, quantized to `form` if possible."""
         quantised = None
         if form is not None and isinstance(weight, Tensor):
             quantised = quantize(self._library, weight, form, self._memory)
         return quantised or pack(self._library, weight, self._memory)
 
     def linear(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare one product per matrix; all products read the same rounded input."""
+        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
+
+        The operator rounds the input once, and then runs one kernel per matrix.
+        """
         self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
         return NativeLinear(self._launcher, matrices, bias, gate)
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
+        """Return the number of bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         return packed_bytes(self._library, weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the bytes that `linear` or `mixture` allocates for these weights.
-
-        Products allocate no memory because they read the packed weights.
-        """
+        """Return 0 bytes, because `linear` and `mixture` read the packed weights and allocate no memory."""
         return ProductBytes(0)
 
     def mixture(
@@ -139,7 +142,10 @@ class NativeOps(Ops):
         clamp: Clamp | None = None,
         shares: ExpertShares | None = None,
     ) -> MixtureOp:
-        """Prepare a mixture in a few kernels, which also choose the experts."""
+        """Return an operator that computes a mixture of experts with a few kernels for all experts.
+
+        If the kernels do not support the experts, the operator runs them one after another.
+        """
         if not NativeMixture.fits(experts):
             return expert_by_expert(self, experts, routing, clamp, shares)
         weight_bytes = sum(matrix.data.nbytes for expert in experts for matrix in (*expert.gate_up, expert.down))
@@ -184,11 +190,11 @@ class NativeOps(Ops):
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare a norm with one pass that adds and measures and one pass that scales."""
+        """Return an RMS norm operator that uses a native kernel."""
         return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]."""
+        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self._take(rows, half), self._take(rows, half)
         tables = {"positions": positions, "frequencies": frequencies, "cosines": cos, "sines": sin}
@@ -204,9 +210,9 @@ class NativeOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries.
+        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
 
-        The queries are bfloat16.
+        The returned queries are bfloat16.
         """
         rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
@@ -231,51 +237,51 @@ class NativeOps(Ops):
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
         return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return rows [S] of x [T, H]."""
+        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return the first largest token of each row, or `NON_FINITE`, as int64 [S]."""
+        """Return the token with the largest logit of each row, as int64 [S] (see `sampling.argmax`)."""
         out = self._take(logits.shape[0], dtype=torch.int64)
         self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a token for each row of logits [S, V], without waiting.
+        """Return a sampled token for each row of logits [S, V] (see `sampling.choose`).
 
-        A native kernel computes greedy tokens, plain torch samples the others.
+        A native kernel computes the tokens of greedy rows. Plain torch samples the tokens of other rows.
         """
         return sampling.choose(logits.float(), settings, self.argmax)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a token for each masked row, among the tokens that its mask allows. Uses plain torch."""
+        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
         return sampling.choose_masked(logits.float(), masks, settings)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare the operator between the projections of a Gated DeltaNet layer.
-
-        Uses plain torch with the native norm.
-        """
+        """Return the operator of a Gated DeltaNet layer between its projections: plain torch with the native norm."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Return the bytes of one KV page in one layer."""
+        """Return the number of bytes of one KV page in one layer."""
         return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
 
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Return 0: `AttentionPlan` allocates the memory of partial results."""
+        """Return 0, because `AttentionPlan` allocates the memory of partial results once, not in each step."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """Return zeroed pages; the memory becomes resident as pages are written."""
+        """Return a zeroed KV cache with `pages` pages for one layer.
+
+        The operating system allocates physical memory only when a page is first written.
+        """
         size = self.page_bytes(kv_heads, head_dim)
         memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -283,9 +289,9 @@ class NativeOps(Ops):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention of each row over its own sequence's pages, [T, heads, D].
+        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences.
 
-        `run` fills the attention plans before.
+        Call this only in the forward pass that `run` runs, because `run` computes the attention plan of the batch.
         """
         assert batch is self._batch, "attention outside `run`"
         (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
@@ -312,7 +318,11 @@ class NativeOps(Ops):
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Run a forward pass: replay the captured graph of its shape, capture a new graph, or run the pass directly."""
+        """Return the logits [S, V] of a forward pass, by replay of a captured graph if possible.
+
+        If there is no graph for the batch's shape, the pass is captured first. If `capture` is False, or the model
+        computes outside the native kernels, this calls `forward` instead.
+        """
         self._batch = batch
         for plan in self._plans.values():
             plan.lay(batch)
@@ -326,15 +336,15 @@ class NativeOps(Ops):
         return logits
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Raise NotImplementedError: these kernels are not `tabled`."""
+        """Raise NotImplementedError, because `run` captures graphs itself (see `Ops.tabled`)."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Do nothing: `run` removes captured graphs itself."""
+        """Do nothing, because `run` limits the memory of captured graphs itself."""
 
 
 class _RmsNorm:
-    """The RMS norm in one kernel."""
+    """RMS norm operator that uses one native kernel."""
 
     def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
         self._launcher = launcher
@@ -342,7 +352,7 @@ class _RmsNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x [T, H] in place, then return the normalized x."""
+        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
         rows, width = x.shape
         out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
         self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)

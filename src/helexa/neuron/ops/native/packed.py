@@ -1,4 +1,4 @@
-"""Weights in the layout of the native kernels (see `kernels/tiles.h` and `kernels/plain.c`)."""
+"""Weights in the tile layout of the native kernels, which `kernels/tiles.h` and `kernels/plain.c` define."""
 
 import mmap
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ _STRETCH = STRETCH_GROUPS * GROUP
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [outputs, columns] in packed tiles.
+    """A weight matrix [outputs, columns] in the tile layout of the native kernels.
 
     Attributes:
         data: uint8, the tiles.
-        number: number of the format in tiles.h, or None for bfloat16.
+        outputs: number of rows.
+        columns: number of columns.
+        number: number of the quantization format in the C code; None for bfloat16.
     """
 
     data: Tensor
@@ -30,15 +32,17 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tiles."""
+        """Number of bytes of the tiles."""
         return self.data.nbytes
 
 
 class HugeMemory:
-    """Memory for weights, which each step reads completely. Uses huge pages if the system supports them.
+    """Allocator for weight memory, which uses huge pages if the operating system supports them.
+
+    Huge pages are faster here, because each step reads all weights.
 
     Args:
-        chunk: bytes per allocation from the system.
+        chunk: bytes per allocation from the operating system.
     """
 
     def __init__(self, chunk: int = 64 << 20) -> None:
@@ -46,7 +50,7 @@ class HugeMemory:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """Return uint8 [size], zeroed and aligned to 64 bytes."""
+        """Return zeroed memory, uint8 [size], aligned to 64 bytes."""
         if len(self._free) < size:
             memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -57,7 +61,13 @@ class HugeMemory:
 
 
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
-    """Pack a weight [N, K]; formats without a kernel become bfloat16. K must be a multiple of 16."""
+    """Return a weight [N, K] in the tile layout of the native kernels. K must be a multiple of 16.
+
+    A quantized weight in a format that no kernel supports is dequantized to bfloat16.
+
+    Args:
+        memory: allocator for the tiles.
+    """
     outputs, columns = weight.shape
     form, number = _format(library, weight)
     data = memory.take(library.packed_bytes(number, outputs, columns))
@@ -76,15 +86,19 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 
 def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
-    """Return the bytes of the tiles that `pack` makes of a weight, which may be on the meta device."""
+    """Return the number of bytes of the tiles that `pack` makes of a weight. The weight may be on the meta device."""
     return library.packed_bytes(_format(library, weight)[1], *weight.shape)
 
 
 def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
-    """Quantize and pack a plain weight [N, K]; `form` must fit K.
+    """Quantize a plain weight [N, K] to `form`, and return it in the tile layout of the native kernels.
+
+    Args:
+        form: format that fits K.
+        memory: allocator for the tiles.
 
     Returns:
-        The packed matrix, or None if the weight cannot be quantized, as in `weights.quantize.quantize`.
+        The packed matrix; None if a weight is not finite or too large for the format.
     """
     weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
     outputs, columns = weight.shape
@@ -99,15 +113,16 @@ def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: Hu
 
 
 def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | None]:
-    """Return the format of the tiles and its number; None and None for bfloat16."""
+    """Return the kernel format of a weight and the number of this format; (None, None) if it is packed as bfloat16."""
     form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
     return form, None if form is None else library.formats[form]
 
 
 def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
-    """Return the kernel format of a matrix, or None if no kernel supports it.
+    """Return the kernel format of a quantized matrix; None if no kernel supports the matrix.
 
-    Units on the meta device count as representable in every type.
+    A format includes the dtype of the scale units. If possible, the dtype represents all units exactly. Units on the
+    meta device have no values, so every dtype is accepted for them.
     """
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
@@ -129,14 +144,22 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
 
 
 def _is_read_as(scale: GroupScale, signed: bool) -> bool:
-    """Return whether 8-bit codes have the same value in the signedness that the kernel reads."""
+    """Return whether the 8-bit codes of `scale` keep their values if a kernel reads them as signed or unsigned.
+
+    Args:
+        signed: whether the kernel reads the codes as signed numbers.
+    """
     assert scale.codes is not None
     right = torch.int8 if signed else torch.uint8
     return scale.codes.dtype == right or scale.codes.is_meta or bool((scale.codes.view(torch.int8) >= 0).all())
 
 
 def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
-    """Return whether `dtype` represents all units, exactly or within its precision and range."""
+    """Return whether `dtype` can represent all numbers in `unit`.
+
+    Args:
+        exactly: True to require the exact numbers; False to accept rounding to the precision of `dtype`.
+    """
     tolerance = 0 if exactly else torch.finfo(dtype).eps / 2
     if unit.dtype == dtype or unit.is_meta:
         return True

@@ -1,8 +1,8 @@
-"""Packed weights stored on disk in their memory layout, which makes later starts of a model faster.
+"""Disk cache of packed weights, which makes later starts of a model faster.
 
-A file consists of one line of JSON and the tiles. Its name is a digest of the model files' fingerprint, the code that
-packs weights, and the quantization. The size of the folder is limited: the least recently used files are removed first,
-including files of earlier code versions.
+There is one file per model, version of the packing code, and quantization. The file name is a digest of all three. A
+file consists of one line of JSON and the tiles in their memory layout. The total size of the files is limited, and the
+least recently used files are removed first.
 """
 
 import hashlib
@@ -35,11 +35,14 @@ _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of
 
 
 class PackedStore:
-    """The packed weights of one model: read from disk, or collected during the load and then saved.
+    """The packed weights of one model.
+
+    The constructor reads them from disk. If there is no file, the loader adds the matrices and then calls `save`.
 
     Args:
-        folder: folder of the files of all models.
+        folder: folder with the files of all models.
         key: text that identifies the model files, the packing code and the quantization.
+        threads: number of threads that read the file.
     """
 
     def __init__(self, library: KernelLibrary, folder: Path, key: str, threads: int) -> None:
@@ -58,19 +61,19 @@ class PackedStore:
             _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
-        """Return the matrix `name` if the store has it in shape `shape`, else None."""
+        """Return the matrix `name`, or None if the store has no matrix of this name and shape."""
         matrix = self._matrices.get(name)
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Add a newly packed matrix."""
+        """Add a newly packed matrix. It is not written to disk before `save`."""
         self._matrices[name] = matrix
 
     def save(self) -> threading.Thread | None:
-        """Write the collected matrices in a background thread and return the thread.
+        """Start a background thread that writes the added matrices to disk, and return the thread.
 
         Returns:
-            None if the matrices came from disk or are smaller than `_SMALLEST` in total.
+            The thread; None if the matrices came from disk, or if their total size is less than 16 MiB.
         """
         if self._from_disk or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None
@@ -131,7 +134,11 @@ class PackedStore:
             partial.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
-        """Remove the least recently used files until `size` more bytes fit within the limits."""
+        """Remove the least recently used files until there is space for a file of `size` bytes.
+
+        Raises:
+            OSError: the limit of the folder or the free disk space is too small, even without the other files.
+        """
         for stale in self._path.parent.glob("*.partial-*"):
             if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                 stale.unlink(missing_ok=True)
@@ -146,7 +153,7 @@ class PackedStore:
 
 
 def fingerprint(model: Path) -> str:
-    """Return a fingerprint of a model's files: names, sizes, times and samples of bytes."""
+    """Return a digest of the names, sizes, modification times and samples of the bytes of a model's files."""
     digest = hashlib.sha256()
     files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
     for path in sorted(files):

@@ -1,4 +1,4 @@
-"""Memory for tensors that live within a step, reused once the tensors are freed."""
+"""Memory for the temporary tensors of a step, which is reused after a tensor is freed."""
 
 import math
 import mmap
@@ -13,9 +13,10 @@ _CHUNK = 1 << 20  # smaller buffers are cut from chunks of this size
 
 
 class Workspace:
-    """Tensors whose memory returns to a free list when the last view is freed.
+    """Allocator for temporary tensors. The memory of a tensor returns to a free list when its last view is freed.
 
-    A captured graph may keep using memory that was freed. This is safe since only one graph runs at a time.
+    A captured graph uses the same memory in each replay, even though this memory is in the free list between replays.
+    This is safe because only one graph runs at a time.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class Workspace:
         self._blocks: dict[int, memoryview] = {}
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return an uninitialized tensor, aligned to 64 bytes."""
+        """Return an uninitialized tensor of `shape` from the free list or from new memory."""
         count = math.prod(shape)
         size = max(_LEAST, 1 << max(count * dtype.itemsize - 1, 0).bit_length())
         free = self._free[size]
@@ -34,10 +35,10 @@ class Workspace:
         return tensor[:count].view(shape)
 
     def take_again(self, address: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """Return an uninitialized tensor at `address`, where an earlier tensor was.
+        """Return an uninitialized tensor at `address`, the address of an earlier tensor of this workspace.
 
         Returns:
-            None if the memory is in use or does not belong to this workspace.
+            The tensor; None if the memory is in use, or if `address` does not belong to this workspace.
         """
         block = self._blocks.get(address)
         if block is None:
@@ -47,11 +48,11 @@ class Workspace:
         return None if place is None else self._lend(free.pop(place), dtype)[: math.prod(shape)].view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's memory belongs to this workspace."""
+        """Return whether the memory of `tensor` belongs to this workspace."""
         return tensor.untyped_storage().data_ptr() in self._blocks
 
     def spoil(self) -> None:
-        """Fill all free memory with bytes that are NaN in every float format."""
+        """Fill all free memory with bytes that are NaN in every float format, so that a stale read becomes visible."""
         for size, blocks in self._free.items():
             for block in blocks:
                 block[:] = b"\xff" * size

@@ -1,4 +1,4 @@
-"""Kernels in Triton. Importing this package requires Triton; only `ops.gpu` imports the package."""
+"""Kernels in Triton. Only `ops.gpu` imports this package, because the import requires Triton."""
 
 import os
 

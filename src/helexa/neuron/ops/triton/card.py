@@ -1,4 +1,4 @@
-"""Properties of the GPU that tile shapes depend on."""
+"""Properties of a GPU that determine the tile shapes of kernels."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class Card:
 
     Attributes:
         capability: CUDA compute capability, major and minor.
-        shared_memory: maximum bytes of shared memory per program.
-        processors: number of multiprocessors, which run programs in parallel.
+        shared_memory: maximum bytes of shared memory per Triton program (thread block).
+        processors: number of multiprocessors (SMs).
     """
 
     capability: tuple[int, int]
@@ -21,12 +21,12 @@ class Card:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether Triton uses the GPU's tensor cores; on older GPUs Triton multiplies without tensor cores."""
+        """Whether Triton multiplies on the GPU's tensor cores, which requires compute capability 8.0."""
         return self.capability >= (8, 0)
 
     @classmethod
     def from_device(cls, device: torch.device) -> "Card":
-        """Return the properties of a device; for a CPU with interpreted kernels, those of a small GPU."""
+        """Return the properties of a CUDA device. For a CPU with Triton's interpreter, return those of a small GPU."""
         if device.type != "cuda":
             return cls((8, 6), 99 << 10, 2)
         properties = torch.cuda.get_device_properties(device)

@@ -1,7 +1,7 @@
-"""Mixtures of experts: two products compute all chosen experts of all rows, without a host synchronization.
+"""Mixtures of experts in Triton: two matrix products compute all selected experts, without a host synchronization.
 
-If there are few pairs of rows and experts, as in a step of a few sequences, each pair is a product of a single row.
-Otherwise, pairs are sorted by expert and computed in tiles.
+A pair is a row and one of its selected experts. If there are few pairs, as in decode with few sequences, each pair is
+multiplied separately. Otherwise, pairs are sorted by expert and multiplied in tiles.
 """
 # pyright: reportGeneralTypeIssues=false
 
@@ -27,14 +27,19 @@ _LOAD_COLUMNS = 8  # columns of a plain matrix read per load
 
 
 class GpuMixture:
-    """A mixture of experts in Triton kernels. The results of a row are summed in the order of its scores, in float32.
+    """Mixture-of-experts operator in Triton kernels.
+
+    The outputs of a row's experts are added in descending order of their scores, in float32.
 
     Args:
-        experts: number of experts.
-        gate_up: [E * 2 * I, H].
-        down: [E * H, I].
-        biases: biases of `gate_up` and `down`, float32 or None.
+        experts: E, the number of experts.
+        gate_up: [E * 2 * I, H], the gate and up matrices of all experts; I is an expert's intermediate size.
+        down: [E * H, I], the down matrices of all experts.
+        biases: biases of `gate_up`, and biases of `down`; each float32 or None.
+        routing: rule that selects the experts of each row and their weights.
+        clamp: parameters of the clamped activation; None for SiLU.
         dtype: dtype of activations.
+        card: properties of the GPU.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class GpuMixture:
         self._card = card
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
+        """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         chosen, weights = route(scores, self._routing)
         blocks = None
@@ -86,19 +91,23 @@ class GpuMixture:
 
 
 def few(pairs: int, experts: int, chosen: int) -> bool:
-    """Return whether each pair of a row and an expert is multiplied by itself.
+    """Return whether a batch has so few pairs (a row and one of its experts) that each pair is multiplied separately.
 
-    With few pairs, most experts differ, so each expert is read about once. The result of a row depends only on the row,
-    on this choice and on the tile size.
+    In a small batch, most pairs have different experts, so tiles of several pairs per expert would save nothing.
+
+    Args:
+        pairs: number of pairs in the batch.
+        experts: number of experts in the layer.
+        chosen: number of experts per row.
     """
     return pairs <= max(chosen, experts // 2)
 
 
 def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
-    """Return the matrices of all experts as one matrix.
+    """Return the matrices of all experts, stacked to one matrix.
 
     Returns:
-        None if the matrices have different formats, or a format without a kernel.
+        The stacked matrix; None if the matrices have different formats, or a shape that the kernels do not support.
     """
     packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
     plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
@@ -110,7 +119,7 @@ def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor 
 
 
 def _gated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:
-    """Return `silu(gate) * up` of [P, 2 * I], or the activation that `clamp` defines."""
+    """Return the activation [P, I] of gate and up values [P, 2 * I]: the clamped activation, or `silu(gate) * up`."""
     pairs, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((pairs, width), dtype=gate_up.dtype, device=gate_up.device)
     numbers = (0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit)

@@ -1,4 +1,4 @@
-"""Norm of the residual stream: one program adds, measures and scales a row."""
+"""RMS norm in Triton. One program adds the pending output of a layer to a row, and normalizes the row."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from helexa.neuron.ops.triton.launch import launch
 
 
 class RmsNorm:
-    """Add `delta` to x [T, H] in place, then return the normalized x.
+    """RMS norm operator in a Triton kernel; implements `NormOp`.
 
     Args:
         weight: [H], float32.
@@ -22,7 +22,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x [T, H] in place, then return the normalized x. Each row must be contiguous."""
+        """Add `delta` (if given) to x [T, H] in place, and return the normalized x. Each row must be contiguous."""
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)
@@ -34,10 +34,7 @@ class RmsNorm:
 
 
 def _warps(block: int) -> int:
-    """Return the warps per program: a thread holds 16 numbers of a row, or 8 of a short row.
-
-    More threads keep more loads in flight.
-    """
+    """Return the number of warps per program for rows of `block` numbers: 8 numbers per thread, at most 16 warps."""
     return max(1, min(16, block // 256))
 
 

@@ -1,4 +1,7 @@
-"""Routing of rows to experts without a host synchronization: shapes depend only on the number of rows."""
+"""Routing of rows to experts in Triton, without a host synchronization.
+
+All tensor shapes depend only on the number of rows, not on the selected experts.
+"""
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
 import torch
@@ -15,9 +18,12 @@ _STEP = 1024  # pairs processed per iteration
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return the chosen experts, int32 [T, K], best first, and their weights, float32 [T, K]; see `Routing`.
+    """Return the selected experts, int32 [T, K], best first, and their weights, float32 [T, K] (see `Routing`).
 
-    Among equal scores, the experts with lower indexes win. A row with a NaN score gets NaN weights.
+    Among equal scores, the expert with the lower index is selected. A row with a NaN score gets NaN weights.
+
+    Args:
+        scores: [T, E], router scores of E experts for each row.
     """
     rows, experts = scores.shape
     chosen = torch.empty((rows, routing.chosen), dtype=torch.int32, device=scores.device)
@@ -36,10 +42,13 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def arrange(chosen: Tensor, experts: int, rows: int) -> Blocks:
-    """Sort pairs of rows and experts by expert, and cut them into blocks of at most `rows` pairs.
+    """Sort pairs by expert, and divide them into blocks of at most `rows` pairs with the same expert.
+
+    A pair is a row and one of its selected experts.
 
     Args:
         chosen: int32, the expert of each pair.
+        experts: number of experts in the layer.
     """
     pairs = chosen.numel()
     count = pairs // rows + min(pairs, experts)  # upper bound of the number of blocks

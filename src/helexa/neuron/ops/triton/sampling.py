@@ -1,9 +1,9 @@
-"""Sampling from logits on the device: the algorithm of `ops.sampling` without sorting or waiting.
+"""Sampling of tokens from logits in Triton kernels, without sorting and without waiting for the device.
 
-A first kernel sums blocks of each row. Then one program per row selects the token: the largest logit, or the token at
-which the cumulative weight exceeds the row's uniform number. Top-k and top-p keep all logits above a threshold. The
-kernel finds the threshold by bisection over the candidate logits, between bounds that follow from the blocks. Each row
-is computed by itself, in a fixed order.
+The result is the same as in `ops.sampling`. A first kernel computes the largest logit and the sum of the weights of
+each block of tokens. In a second kernel, one program per row selects the token: the largest logit, or the first token
+at which the cumulative weight exceeds the row's uniform random number. Top-k and top-p keep all logits above a
+threshold, which the kernel finds by bisection. Other rows do not change the result of a row.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
@@ -24,7 +24,12 @@ _NONE = tl.constexpr(0x7FFFFFFF)
 
 
 def choose(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a token for each row of [S, V], any float dtype (see `sampling.choose`)."""
+    """Return a sampled token for each row of logits, as int64 [S] on the device (see `ops.sampling.choose`).
+
+    Args:
+        logits: [S, V], any float dtype.
+        settings: sampling parameters of each row.
+    """
     rows, vocabulary = logits.shape
     temperature, top_k, top_p, min_p, _ = settings
     draws = bool((temperature > 0).any())
@@ -58,7 +63,7 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies [R, V] of the masked rows of [S, V], with -inf for tokens that a mask excludes."""
+    """Return copies [R, V] of the R rows of logits [S, V] that have a mask, with -inf for all tokens not allowed."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -83,7 +88,10 @@ def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK:
 
 @triton.jit(do_not_specialize=["rows"])
 def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
-    """Write each block's largest logit, the first index of this logit, and the sum of weights relative to it."""
+    """Write the largest logit of each block, the first token with this logit, and the sum of the block's weights.
+
+    The weight of a token is exp((logit - largest logit) / temperature).
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row.to(tl.int64) * stride + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
@@ -173,7 +181,7 @@ def _choose_token(
 
 @triton.jit
 def _key(x):
-    """Map floats to integers in the same order."""
+    """Return an int32 for each float32, in the same order as the floats."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -190,7 +198,7 @@ def _between(low, high):
 
 @triton.jit
 def _kth(x, k, largest):
-    """Return the k-th largest number, or -inf if there are fewer than k numbers."""
+    """Return the k-th largest number in x; -inf if x has fewer than k numbers above -inf."""
     low, high = _key(tl.full([], float("-inf"), tl.float32)), _key(largest)
     middle = _between(low, high)
     while middle > low:
@@ -203,7 +211,7 @@ def _kth(x, k, largest):
 
 @triton.jit
 def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
-    """Return the number of logits above a bound, and the sum of their weights."""
+    """Return the number of logits above `bound`, and the sum of the weights of these logits."""
     count, mass = 0.0, 0.0
     for start in range(0, size, CANDIDATES):
         at = start + tl.arange(0, CANDIDATES)
@@ -215,7 +223,7 @@ def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
 
 @triton.jit
 def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
-    """Return the smallest logit with fewer than `most` larger logits that weigh less than `most_mass`."""
+    """Return the smallest logit for which fewer than `most` logits, of a weight below `most_mass`, are larger."""
     low, high = _key(low) - 1, _key(peak)
     middle = _between(low, high)
     while middle > low:
@@ -229,7 +237,16 @@ def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.const
 
 @triton.jit
 def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES: tl.constexpr):
-    """Return the index of the kept logit that the row's uniform number selects."""
+    """Return the index of the logit that the uniform random number `share` selects after top-k, top-p and min-p.
+
+    Args:
+        source: address of the logits, or of the candidate logits.
+        size: number of these logits.
+        low: lower bound of the logits that remain after top-k and top-p.
+        peak: largest logit of the row.
+        scale: 1 / temperature.
+        total: sum of the weights of all tokens of the row.
+    """
     least = tl.maximum(low, -3.0e38)
     if top_k < size:
         least = _least(source, size, least, peak, scale, top_k, float("inf"), CANDIDATES)

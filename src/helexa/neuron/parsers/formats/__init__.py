@@ -1,1 +1,1 @@
-"""Tool-call formats, one module per format."""
+"""Parsers of tool-call formats, one module per format."""

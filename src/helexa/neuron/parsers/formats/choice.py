@@ -1,4 +1,4 @@
-"""Choose the tool-call format of a model."""
+"""Detect the tool-call format of a model."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,14 @@ _IN_VOCABULARY = (
 
 
 def find_family(is_token: Callable[[str], bool], template: str) -> Family | None:
-    """Return the tool-call format that the chat template shows, else the format that the tokens show, else None."""
+    """Return the parser of the model's tool-call format, or None if no format is detected.
+
+    The chat template takes precedence over the vocabulary.
+
+    Args:
+        is_token: function that returns whether a text is a token of the model's vocabulary.
+        template: text of the model's chat template.
+    """
     for sign, name in _IN_TEMPLATE:
         if sign in template:
             return FAMILIES[name] if name else None

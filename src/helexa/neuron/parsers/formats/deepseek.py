@@ -1,7 +1,4 @@
-"""DeepSeek's tool-call format: calls between special tokens. V3 and R1 put the arguments in a code block, V3.1 does
-
-V3 and R1 put the arguments in a code block, V3.1 does not.
-"""
+"""Parse DeepSeek's tool-call format, in which special tokens mark the beginning and end of calls."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -17,11 +14,12 @@ _FENCE, _FENCE_END = Markers([_FENCED]), Markers(["```"])
 
 
 class DeepSeek:
-    """The DeepSeek format: `function SEP NAME, ```json, {...}, ``` END` (V3, R1) or `NAME SEP {...} END` (V3.1).
+    """The DeepSeek format: `function SEP NAME ```json {...} ``` END` (V3, R1) or `NAME SEP {...} END` (V3.1).
 
-    SEP and END are special tokens. Begin and end tokens may enclose a list of calls.
+    SEP and END are special tokens. V3 and R1 put the arguments in a code block, and V3.1 does not. A list of calls may
+    be enclosed in a begin token and an end token.
 
-    Tolerated errors: up to three surplus braces after the arguments, and a missing end of the code block.
+    The parser accepts up to three surplus braces after the arguments, and a missing end of the code block.
     """
 
     name = "deepseek"
@@ -30,7 +28,7 @@ class DeepSeek:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one call, or a list of calls between a begin token and an end token."""
+        """Parse one tool call, or a list of tool calls between a begin token and an end token."""
         framed = yield from source.marker(_OPENS)
         yield from source.space()
         yield from source.expect(_CALLS)

@@ -7,34 +7,34 @@ from helexa.neuron.parsers.source import Reading, Source
 
 
 class Family(Protocol):
-    """The parser of a tool-call format that a family of models uses."""
+    """Parser of a tool-call format. Usually, a family of models uses the same format."""
 
     @property
     def name(self) -> str:
-        """The name of the tool-call format."""
+        """Name of the tool-call format."""
         ...
 
     @property
     def markers(self) -> frozenset[str]:
-        """Special tokens that the parser needs to detect calls; the detokenizer must include them in the text."""
+        """Special tokens that the parser needs to find tool calls. The detokenizer must include them in the text."""
         ...
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """Strings that begin calls anywhere in the answer."""
+        """Strings that begin a tool call anywhere in the model's output."""
         ...
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """Strings that begin calls only if they are at the beginning of the answer."""
+        """Strings that begin a tool call only at the beginning of the model's output."""
         ...
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one or several calls from the unread text of `source`, which begins with an opener.
+        """Parse one or several tool calls. The unread text of `source` begins with one of `openers` or `leading`.
 
-        If the method reads text without settling it, the caller reports this text as plain text.
+        If the method reads text without calling `source.settle`, the caller returns this text as plain text.
 
         Raises:
-            NotACall: the text is not a call.
+            NotACall: the text is not a tool call.
         """
         ...

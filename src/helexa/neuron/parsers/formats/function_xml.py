@@ -14,18 +14,18 @@ _CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER])
 
 
 def read_function(source: Source, output: Output, *, known: bool) -> Reading[None]:
-    """Parse one call. The tool's schema determines the types of the arguments; string arguments are streamed.
+    """Parse one tool call. String arguments are streamed, and other arguments are added when they are complete.
 
-    The end tags of parameters and of the function may be missing. One line break at either end of a value belongs to
-    the format and is dropped.
+    The tool's schema determines the types of the arguments. The end tags of parameters and of the function may be
+    missing. One line break at the beginning and one at the end of a value belong to the format and are dropped.
 
     Args:
         source: the model's unread text.
-        output: receives the call.
-        known: reject the text as a call if its name is not that of an offered tool.
+        output: receives the tool call.
+        known: whether only the names of tools in the request are accepted.
 
     Raises:
-        NotACall: the text is not a call. If arguments were already reported, the reported call stays incomplete.
+        NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
     """
     yield from source.expect(_OPENS)
     name = yield from source.name()

@@ -1,4 +1,7 @@
-"""Parse gpt-oss's Harmony format: messages in channels, `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`."""
+"""Parse the Harmony format of gpt-oss.
+
+All output consists of messages in channels: `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`.
+"""
 
 import re
 
@@ -21,15 +24,16 @@ _MAX_HEADER = 512
 
 
 class Harmony:
-    """The Harmony format, in which all output consists of messages in channels.
+    """The Harmony format, in which all output consists of messages with a header and a channel.
 
     * A message in the channel `analysis` is reasoning.
-    * A message addressed to a tool is a call if tools are offered and the content is a JSON object or empty, else text.
+    * A message with a tool as its recipient is a tool call if the request has tools, and if the content is a JSON
+      object or empty.
     * Any other message is text.
 
     Special tokens mark the headers and ends of messages. The tokens `<|call|>` and `<|return|>` usually end the
-    generation. The prompt ends within the first message's header, after `<|start|>assistant`. The parser also runs for
-    requests without tools, because every answer consists of messages.
+    generation. The prompt ends with `<|start|>assistant`, which begins the header of the first message. The parser is
+    also used for requests without tools, because text is enclosed in messages, too.
     """
 
     name = "harmony"
@@ -38,7 +42,7 @@ class Harmony:
     leading = (" to=",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one message. Text outside of messages is reported as plain text."""
+        """Parse one message. Text outside of messages is added to `output` as plain text."""
         if (yield from source.marker(_STRAY_MARKERS)):
             source.settle()
             return

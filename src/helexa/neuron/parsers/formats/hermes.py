@@ -1,4 +1,4 @@
-"""Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Parse the Hermes format, which Qwen models also use: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
 from helexa.neuron.parsers.formats.function_xml import read_function
@@ -12,11 +12,10 @@ _OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION]
 
 
 class Hermes:
-    """The Hermes format: one call between each pair of `<tool_call>` tags. Calls are JSON; models sometimes write XML
-    instead.
+    """The Hermes format: each tool call is enclosed in a pair of `<tool_call>` tags.
 
-    Tolerated errors: malformed JSON calls that `read_call` repairs, up to three surplus braces at the end, and a
-    missing end tag.
+    Tool calls are JSON objects. Models sometimes write XML instead, which the parser also accepts. It also accepts
+    malformed JSON that `read_call` can repair, up to three surplus braces at the end, and a missing end tag.
     """
 
     name = "hermes"
@@ -24,10 +23,10 @@ class Hermes:
     openers: tuple[str, ...] = (OPEN,)
     leading: tuple[str, ...] = ()
     untagged = True
-    """Whether the parser `read_untagged` may accept calls as plain JSON without tags."""
+    """Whether tool calls in the form of plain JSON without tags are accepted, if the caller allows this."""
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one call, in JSON or XML; the tags may be missing."""
+        """Parse one tool call in JSON or XML, with or without tags."""
         tagged = yield from source.marker(_OPEN)
         yield from source.space()
         if tagged and (yield from source.marker(_CLOSE)):  # an empty pair of tags is dropped
@@ -43,7 +42,7 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """The Hermes format, but JSON calls in the text without `<tool_call>` tags are plain text."""
+    """The Hermes format without support for JSON calls that are not enclosed in `<tool_call>` tags: they are text."""
 
     name = "hermes_strict"
     untagged = False

@@ -1,4 +1,4 @@
-"""Llama 3: `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`, and `<|python_tag|>NAME.call()`."""
+"""Parse the Llama 3 format: `{"name": ..., "parameters": {...}}`, or `NAME.call()` after `<|python_tag|>`."""
 
 from helexa.neuron.parsers.formats.pythonic import read_keywords
 from helexa.neuron.parsers.markers import Markers
@@ -11,12 +11,12 @@ _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Mar
 
 
 class LlamaJson:
-    """The Llama 3 format: JSON calls, separated by semicolons or white space.
+    """The Llama 3 format: JSON tool calls, separated by semicolons or white space.
 
-    Calls begin at the beginning of the answer, or anywhere after `<|python_tag|>`. Without this tag, a JSON object that
-    is not a call of an offered tool is text. After the tag, any tool name is accepted.
+    Tool calls are at the beginning of the output, or anywhere after `<|python_tag|>`. Without this tag, a JSON object
+    is a tool call only if it names a tool of the request. After the tag, any tool name is accepted.
 
-    Tolerated errors: malformed JSON calls that `read_call` repairs, and up to three surplus braces at the end.
+    The parser also accepts malformed JSON that `read_call` can repair, and up to three surplus braces at the end.
     """
 
     name = "llama3_json"
@@ -25,9 +25,7 @@ class LlamaJson:
     leading = (_OBJECT,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse consecutive JSON calls, or one call of a tool that is built into Llama, such as
-        `brave_search.call(...)`.
-        """
+        """Parse consecutive JSON tool calls, or one call of a built-in tool such as `brave_search.call(...)`."""
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if not (yield from source.upcoming(_OBJECTS)):
@@ -45,7 +43,7 @@ class LlamaJson:
 
 
 def _read_built_in(source: Source, output: Output) -> Reading[None]:
-    """Parse a call of a tool known from Llama's training, such as `brave_search.call(query="...")`."""
+    """Parse a call of a tool that Llama was trained with, such as `brave_search.call(query="...")`."""
     name = yield from source.name()
     if not name.endswith(_METHOD):
         raise NotACall

@@ -1,4 +1,7 @@
-"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since 2025 `[TOOL_CALLS]NAME[ARGS]{...}`."""
+"""Parse Mistral's formats `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`.
+
+Models since 2025 use the second format.
+"""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -11,9 +14,10 @@ _LIST, _NEXT = Markers(["["]), Markers([",", "]"])
 
 
 class Mistral:
-    """Both Mistral formats: a list of JSON calls, and `NAME[ARGS]{...}`. Call ids that the model writes are dropped.
+    """The two Mistral formats: a list of JSON tool calls, and `NAME[ARGS]{...}`.
 
-    Tolerated errors: malformed JSON calls that `read_call` repairs, and up to three surplus braces at the end.
+    Call ids that the model writes are dropped. The parser also accepts malformed JSON that `read_call` can repair, and
+    up to three surplus braces at the end.
     """
 
     name = "mistral"
@@ -22,7 +26,7 @@ class Mistral:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a list of JSON calls, or one call in the newer format `NAME[ARGS]{...}`."""
+        """Parse a list of JSON tool calls, or one tool call in the newer format `NAME[ARGS]{...}`."""
         yield from source.marker(_OPENS)
         yield from source.space()
         if (yield from source.marker(_LIST)):

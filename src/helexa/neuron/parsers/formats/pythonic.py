@@ -1,4 +1,4 @@
-"""Llama 4 and others: calls as a Python list, `[f(a=1, b="x"), g()]`."""
+"""Parse tool calls in the form of a Python list, `[f(a=1, b="x"), g()]`, as Llama 4 and other models write them."""
 
 import ast
 import warnings
@@ -17,10 +17,10 @@ _MAX_DEPTH = 50
 
 
 class Pythonic:
-    """The Pythonic format: a Python list of calls whose arguments are literals.
+    """The Pythonic format: a Python list of function calls. The arguments are literals.
 
-    The list begins at the beginning of the answer, or anywhere after `<|python_start|>`. String arguments are streamed;
-    other arguments are reported when they are complete.
+    The list is at the beginning of the output, or anywhere after `<|python_start|>`. String arguments are streamed, and
+    other arguments are added when they are complete.
     """
 
     name = "pythonic"
@@ -29,7 +29,7 @@ class Pythonic:
     leading = ("[",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one list of calls."""
+        """Parse one list of tool calls."""
         marked = yield from source.marker(_STARTS)
         yield from source.space()
         yield from source.expect(_LIST)
@@ -51,8 +51,10 @@ class Pythonic:
 def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
     """Parse the keyword arguments of a call of the tool `name`, and the closing bracket.
 
+    The opening bracket was already read.
+
     Raises:
-        NotACall: the text is not a list of keyword arguments. If arguments were already reported, the reported call
+        NotACall: the text is not a list of keyword arguments. If arguments were already added to `output`, the call
             stays incomplete.
     """
     arguments = KeyedArguments(source, output, name)
@@ -74,7 +76,10 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def _read_literal(source: Source) -> Reading[str]:
-    """Read a literal other than a string, up to a comma or a closing bracket."""
+    """Read a literal other than a string, up to the next comma or closing bracket outside the literal.
+
+    Return its text.
+    """
     pieces: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:

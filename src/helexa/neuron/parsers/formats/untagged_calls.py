@@ -1,4 +1,7 @@
-"""Parse tool calls that coding models sometimes write as plain JSON in the text, with or without a code fence."""
+"""Parse tool calls that models write as plain JSON in the text, with or without a code fence.
+
+Coding models sometimes do this instead of using their tool-call format.
+"""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -7,19 +10,19 @@ from helexa.neuron.parsers.values.json_call import read_call, take_surplus
 
 _FENCE, _LANGUAGE = "```", "json"
 LEADING = ("{", "[", _FENCE)
-"""Strings that begin untagged calls at the beginning of the answer."""
+"""Strings that may begin an untagged tool call at the beginning of the output."""
 LINES = tuple(f"\n{opener}" for opener in LEADING)
-"""Strings that begin untagged calls later in the answer: at the beginning of a line."""
+"""Strings that may begin an untagged tool call later in the output, where it must be at the beginning of a line."""
 
 _BLOCKS, _LINE, _LANGUAGES = Markers(LEADING), Markers(["\n"]), Markers([_LANGUAGE])
 _FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENCE, "[", "{", ",", "]"))
 
 
 def read_untagged(source: Source, output: Output) -> Reading[None]:
-    """Parse consecutive JSON calls, each bare, in a list or in a code fence. Only calls of offered tools are accepted.
+    """Parse consecutive JSON tool calls. They may be in a list or in a code fence. They must name tools of the request.
 
     Raises:
-        NotACall: the text is not a call. The source can still give back the text read so far.
+        NotACall: the text is not a tool call. `source.give_back` returns the text read so far.
     """
     if (yield from source.marker(_LINE)):
         source.settle()
@@ -32,8 +35,9 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
 
 
 def _read_calls(source: Source, output: Output) -> Reading[None]:
-    """Parse adjacent calls or a list of calls, in a code fence or without one. The end of the code fence may be
-    missing.
+    """Parse adjacent tool calls or one list of tool calls.
+
+    They may be enclosed in a code fence, and the end of the code fence may be missing.
     """
     fenced = yield from source.marker(_FENCES)
     if fenced:

@@ -1,1 +1,1 @@
-"""Parsers of values inside tool calls."""
+"""Parsers of the values in tool calls: JSON values, Python strings and arguments."""

@@ -1,4 +1,4 @@
-"""Parse a call written as a JSON object: `{"name": ..., "arguments": {...}}`."""
+"""Parse a tool call that is a JSON object: `{"name": ..., "arguments": {...}}`."""
 
 import json
 
@@ -17,10 +17,10 @@ _MAX_SURPLUS = 3
 
 
 def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
-    """Parse a JSON object as the arguments of a call of the tool `name`, and report its text while it arrives.
+    """Parse a JSON object that contains the arguments for a call of the tool `name`. The arguments are streamed.
 
     Raises:
-        NotACall: the text is not a JSON object. If arguments were already reported, the reported call stays incomplete.
+        NotACall: the text is not a JSON object. If arguments were already added to `output`, the call stays incomplete.
     """
     if (yield from source.peek()) != "{":
         raise NotACall
@@ -35,23 +35,24 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
-    """Parse one call. Arguments that follow the tool's name are streamed; arguments before the name are reported at the
-    end.
+    """Parse one tool call that is a JSON object.
 
-    Tolerated errors: missing arguments, arguments written as a string, the tool's name inside the arguments, and a
-    missing closing brace. The keys `id` and `type` are dropped, and so is any other key that follows the name or the
-    arguments.
+    Arguments are streamed if they follow the tool's name. Otherwise, they are added to `output` at the end of the call.
+
+    The parser accepts missing arguments, arguments written as a string, the tool's name inside the arguments, and a
+    missing closing brace. The keys `id` and `type` are dropped. Other keys are also dropped if they follow the name or
+    the arguments.
 
     Args:
         source: the model's unread text.
-        output: receives the call.
-        known: accept only names of offered tools.
-        untagged: no tag marks the object as a call. The object must have the name of an offered tool and `arguments`,
-            and only `id` and `type` may precede the arguments. Parsing stops at the first character that rules out a
-            call.
+        output: receives the tool call.
+        known: whether only the names of tools in the request are accepted.
+        untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, it must
+            have `arguments` and the name of a tool in the request. Before the arguments, only `name`, `id` and `type`
+            are allowed. Parsing stops at the first character that rules out a tool call.
 
     Raises:
-        NotACall: the text is not a call. If arguments were already reported, the reported call stays incomplete.
+        NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
     """
     name: str | None = None
     arguments: str | None = None
@@ -96,9 +97,9 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
 
 
 def take_surplus(source: Source) -> Reading[None]:
-    """Read white space and up to three surplus braces after a call.
+    """Read white space and up to three surplus closing braces after a tool call.
 
-    The text read stays unsettled: it is dropped if the caller settles it, else reported as plain text.
+    The text is dropped if the caller then calls `source.settle`. Otherwise, it is returned as plain text.
     """
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
@@ -108,9 +109,10 @@ def take_surplus(source: Source) -> Reading[None]:
 
 
 def _key(source: Source, beginnings: Markers) -> Reading[str]:
-    """Parse a key of a JSON object and the colon after it; return the key. The key must start with one of `beginnings`.
+    """Read a key of a JSON object and the colon after it, and return the key.
 
-    The key must start with one of `beginnings`.
+    Raises:
+        NotACall: the text does not begin with one of `beginnings`, or there is no colon.
     """
     if not (yield from source.upcoming(beginnings)):
         raise NotACall
@@ -129,7 +131,9 @@ def _loaded_name(text: str) -> str:
 
 
 def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
-    """Return the tool name and the arguments' JSON text of a call whose JSON is malformed in a known manner.
+    """Return the tool name and the JSON text of the arguments, for a tool call in malformed JSON.
+
+    Arguments may be missing or written as a string, and the tool name may be inside the arguments.
 
     Raises:
         NotACall: the call cannot be repaired.

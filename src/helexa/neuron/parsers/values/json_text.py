@@ -1,4 +1,4 @@
-"""Convert parameter values to JSON text if the model wrote them without JSON syntax."""
+"""Convert values of tool-call arguments to JSON text."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ _NUMBERS = {"integer": int, "number": (int, float)}
 
 
 def strict_loads(text: str) -> Any:
-    """Return the value of a JSON text.
+    """Parse JSON text and return the value.
 
     Raises:
-        ValueError: the text is not strict JSON; NaN and Infinity are rejected.
+        ValueError: the text is not strict JSON. NaN and Infinity are not allowed.
     """
     try:
         return json.loads(text, parse_constant=_reject_constant)
@@ -24,7 +24,7 @@ def strict_loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Return the JSON text of a value, encodable as UTF-8.
+    """Return `value` as JSON text that can be encoded as UTF-8.
 
     Raises:
         TypeError: the value has a type that JSON does not have.
@@ -35,11 +35,15 @@ def dumps(value: Any) -> str:
 
 
 def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
-    """Convert the bare parameter value `bare` to JSON text of a type that its schema allows.
+    """Convert an argument that the model wrote without JSON syntax to JSON text of a type that its schema allows.
 
-    If the text is no value of an allowed type, it becomes a string. If the schema names no type, valid JSON is kept and
-    any other text becomes a string. Python's `True`, `False` and `None` are accepted if the schema names a type. A
-    `$ref` in `schema` is resolved with the schema's own definitions.
+    If the schema restricts the type, Python's `True`, `False` and `None` are also accepted, and text that is no value
+    of an allowed type becomes a string. If the schema does not restrict the type, valid JSON stays unchanged, and other
+    text becomes a string.
+
+    Args:
+        bare: the argument as the model wrote it, for example `5` or `New York`.
+        schema: JSON Schema of the parameter. A `$ref` refers to the definitions (`$defs`) in this schema.
     """
     types = schema_types(schema)
     if "string" in types and not ("null" in types and bare == "null"):

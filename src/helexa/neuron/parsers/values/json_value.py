@@ -1,4 +1,4 @@
-"""Parse one JSON value in text that arrives in pieces."""
+"""Parse one JSON value in streamed text."""
 
 import re
 from collections.abc import Callable
@@ -23,13 +23,14 @@ _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE, _STRING, _KEY_STRIN
 
 
 class JsonValue:
-    """A state machine that finds the end of one JSON value in text that arrives in pieces.
+    """State machine that validates one JSON value in streamed text and finds its end.
 
-    Raw line breaks and tabs inside strings, as small models write them, are accepted and escaped.
+    Small models write raw line breaks and tabs inside strings, which JSON does not allow. They are accepted, and
+    `breaks` contains their positions.
 
     Attributes:
-        done: the value is complete.
-        breaks: positions of raw line breaks and tabs inside strings, in the text that the last `advance` received.
+        done: whether the value is complete.
+        breaks: positions of raw line breaks and tabs inside strings, in the text of the last `advance` call.
     """
 
     def __init__(self) -> None:
@@ -39,16 +40,16 @@ class JsonValue:
         self._open: list[str] = []  # closing brackets of open containers, innermost last
 
     def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
-        """Parse `text` from position `at` on. Return the end of the parsed text, and whether the text after it is
-        invalid.
+        """Parse `text` from position `at`. Return the end of the parsed text, and whether the text after it is invalid.
 
-        If `text` ends inside a token, the returned position is the start of the token. The caller must pass the token
-        again together with the following text: up to five characters, or up to `MAX_NUMBER` characters of a number.
+        If `text` ends inside a token, the returned position is the start of the token. The caller must pass this token
+        again, together with the text that follows. Such a token has up to five characters, or up to `MAX_NUMBER`
+        characters if it is a number.
 
         Args:
-            text: the text that has arrived.
-            at: position from which the text was not yet parsed.
-            ended: no more text follows.
+            text: the buffered text.
+            at: position of the first character that was not parsed yet.
+            ended: whether no more text follows.
         """
         self.breaks = []
         while not self.done:
@@ -79,9 +80,9 @@ class JsonValue:
         return at, _HALF_ESCAPE.fullmatch(text, at) is None
 
     def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
-        """Parse a token outside of strings. Return the token's end and None.
+        """Parse a token outside of strings, at position `at`. Return the token's end and None.
 
-        If the token is invalid or incomplete, return its start and whether it is invalid.
+        If the token is incomplete, return its start and False. If the token is invalid, return its start and True.
         """
         char, state = text[at], self._state
         if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER_VALUE) and self._open and char == self._open[-1]:
@@ -131,10 +132,12 @@ class JsonValue:
 
 
 def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Parse one JSON value and pass its text to `sink` as it arrives. Raw line breaks and tabs in strings are escaped.
+    """Parse one JSON value and pass its text to `sink` as it arrives.
+
+    Raw line breaks and tabs in strings are escaped in the text.
 
     Raises:
-        NotACall: the text is invalid JSON from the current position, or ended too early.
+        NotACall: the text is not valid JSON, or the output ended before the end of the value.
     """
     value = JsonValue()
     while True:
@@ -159,10 +162,10 @@ def _escape_breaks(text: str, breaks: list[int]) -> str:
 
 
 def read_json_text(source: Source) -> Reading[str]:
-    """Parse one JSON value. Return its text.
+    """Parse one JSON value and return its text.
 
     Raises:
-        NotACall: the text is invalid JSON from the current position, or ended too early.
+        NotACall: the text is not valid JSON, or the output ended before the end of the value.
     """
     pieces: list[str] = []
     yield from read_json(source, pieces.append)

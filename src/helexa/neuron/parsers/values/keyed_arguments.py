@@ -1,4 +1,4 @@
-"""Build a call's JSON arguments from separate key-value pairs."""
+"""Build the JSON arguments of a tool call from separate key-value pairs."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -8,17 +8,17 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
 
 class KeyedArguments:
-    """Builds the JSON text of a call's arguments from key-value pairs, and reports the text while the pairs arrive.
+    """Builds the JSON arguments of a tool call from key-value pairs, and adds them to the `Output` as they arrive.
 
-    The call is reported with its first argument; a call without arguments is reported when it ends.
+    The tool call itself is added to the `Output` with its first argument. If it has no arguments, `end` adds it.
 
     Args:
         source: the model's unread text.
-        output: receives the call.
-        name: name of the called tool.
+        output: receives the tool call.
+        name: name of the tool.
 
     Attributes:
-        begun: at least one argument was reported.
+        begun: whether an argument was added.
     """
 
     def __init__(self, source: Source, output: Output, name: str) -> None:
@@ -28,42 +28,40 @@ class KeyedArguments:
         self._name = name
 
     def key(self, key: str) -> None:
-        """Begin an argument with the name `key`. The caller must then add its value."""
+        """Add the name of the next argument. The caller must then add its value."""
         if not self.begun:
             self._output.start(self._name)
         self._report(f"{', ' if self.begun else '{'}{dumps(key)}: ")
         self.begun = True
 
     def value(self, text: str) -> None:
-        """Add the current argument's value as JSON text."""
+        """Add the value of the current argument, which is the JSON text `text`."""
         self._report(text)
 
     def quote(self) -> None:
-        """Begin or end a string as the current argument's value."""
+        """Begin or end a string value for the current argument, by adding a quotation mark."""
         self._report('"')
 
     def text(self, chunk: str) -> None:
-        """Add text to the string that `quote` has begun."""
+        """Add text to the string that `quote` has begun. The text is escaped for JSON."""
         self._report(dumps(chunk)[1:-1])
 
     def end(self) -> None:
-        """End the call's arguments."""
+        """Mark the tool call's arguments as complete."""
         if not self.begun:
             self._output.start(self._name)
         self._report("}" if self.begun else "{}")
         self._output.end()
 
     def read_bare(self, key: str, ends: Markers) -> Reading[None]:
-        """Parse the value of the argument `key`, written without JSON syntax, up to one of the markers `ends`, which is
-        left unread.
+        """Parse the value of the argument `key`, which the model wrote without JSON syntax.
 
-        The tool's schema determines the type of the value.
-
-        A value whose schema allows only strings is streamed. One line break at the beginning and one at the end of the
-        value belong to the format and are dropped.
+        The value ends at one of the markers `ends`, which is not read. The tool's schema determines the type of the
+        value. The value is streamed if the schema allows only strings. One line break at the beginning and one at the
+        end of the value belong to the format and are dropped.
 
         Raises:
-            NotACall: the text ended before one of `ends`.
+            NotACall: the output ended before one of `ends`.
         """
         self.key(key)
         schema = self._output.parameter(self._name, key)

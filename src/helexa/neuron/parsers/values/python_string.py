@@ -1,4 +1,4 @@
-"""Parse string literals in Python's or JSON's syntax while their text arrives."""
+"""Parse string literals of Python or JSON in streamed text."""
 
 from sys import maxunicode
 
@@ -15,14 +15,13 @@ _OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
 
 
 def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
-    """Parse a string literal, or adjacent literals that form one string, as an argument's value.
+    """Parse a string literal, or adjacent string literals, as the value of an argument. The string is streamed.
 
-    Return False if the text at the current position is not a string literal.
-
-    Every string may contain line breaks. Unknown escape sequences are kept as text.
+    Line breaks are allowed in all literals. Unknown escape sequences stay unchanged. Return False if there is no string
+    literal at the current position.
 
     Raises:
-        NotACall: the text ended inside the string. Arguments that were already reported stay reported.
+        NotACall: the output ended inside the string. The arguments that were already added stay in the output.
     """
     if not (yield from source.upcoming(_QUOTES)):
         return False
@@ -35,7 +34,7 @@ def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 
 
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
-    """Parse a string literal after its first quotation mark."""
+    """Parse one string literal. Its first quotation mark, `quote`, was already read."""
     end = quote
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)
@@ -54,7 +53,7 @@ def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[
 
 
 def _read_escape(source: Source) -> Reading[str]:
-    """Parse an escape sequence after its backslash. Return its text."""
+    """Parse an escape sequence, after its backslash, and return the text that it represents."""
     char = yield from source.peek()
     source.take(source.at + len(char))
     if char and char in _OCTAL:

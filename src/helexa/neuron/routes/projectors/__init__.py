@@ -1,1 +1,1 @@
-"""Render output events as response bodies and stream chunks, with one projector per API format."""
+"""Projectors convert output events to response bodies and stream chunks. Each API format has one projector."""

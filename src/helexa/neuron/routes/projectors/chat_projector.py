@@ -1,4 +1,4 @@
-"""Render a run's events as a chat completion, OpenAI's format for `/v1/chat/completions`."""
+"""Convert the output events of a run to OpenAI's format for `/v1/chat/completions`."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -34,20 +34,17 @@ from helexa.neuron.routes.projectors.projector import Encoded, OpenAIProjector
 
 
 class ChatProjector(OpenAIProjector):
-    """Renders a run's events as a chat completion, either as one body or as stream chunks."""
+    """Converts the output events of a run to a chat completion, either as one body or as stream chunks."""
 
     id_prefix = "chatcmpl"
 
     @cached_property
     def _tokens(self) -> list[Encoded]:
-        """For each answer, the encoded log-probabilities of its tokens, recorded for the body."""
+        """The log-probabilities of each answer's tokens, encoded as JSON for the body, by index of the answer."""
         return [Encoded() for _ in range(self.choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
-        """Return the stream chunk for an event of the answer `choice`, or None. An answer's first chunk names the role.
-
-        An answer's first chunk names the role.
-        """
+        """Return the stream chunk for an event of the answer with index `choice`; None if the event needs no chunk."""
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None
@@ -59,11 +56,11 @@ class ChatProjector(OpenAIProjector):
         return self._chunk([chunk_choice])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """Return the stream's last chunk, which has the usage and no choices."""
+        """Return the last chunk of the stream, which contains the token counts `usage` and no choices."""
         return {**self._chunk([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of an answer's tokens for the body."""
+        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
         _add(tokens, self._tokens[choice])
 
     def _take(self, choice: int, event: OutputEvent) -> None:
@@ -72,7 +69,7 @@ class ChatProjector(OpenAIProjector):
         super()._take(choice, event)
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
-        """Return a complete answer for the body."""
+        """Return the complete answer with the index `index` as an element of `choices` in the body."""
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -103,7 +100,7 @@ class ChatProjector(OpenAIProjector):
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=end.reason)
 
     def complete_body(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
-        """Return the body of a chat completion."""
+        """Return the body of a chat completion with the answers `choices` and the token counts `usage`."""
         return ChatCompletion(
             id=self.id,
             object="chat.completion",

@@ -1,4 +1,4 @@
-"""Render a run's events as a compacted conversation."""
+"""Convert the output events of a run to the response of `/v1/responses/compact`."""
 
 import secrets
 import time
@@ -11,7 +11,7 @@ from helexa.neuron.routes.projectors.response_projector import usage_of
 
 
 class CompactionProjector:
-    """Renders the text of a run as one item that summarizes a conversation. Compaction is never streamed."""
+    """Converts the text of a run to a response with one item, which summarizes a conversation. It is never streamed."""
 
     def __init__(self) -> None:
         self._stem = secrets.token_hex(16)
@@ -19,11 +19,11 @@ class CompactionProjector:
         self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return no bytes: compaction is not streamed."""
+        """Return no bytes, because this response is never streamed."""
         return b""
 
     def take(self, event: InferenceEvent) -> None:
-        """Record the text and the usage in `event`."""
+        """Record the text or the token counts in `event` for the body."""
         match event:
             case TextDelta(text):
                 self._texts.append(text)
@@ -35,10 +35,7 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the compacted conversation as JSON. The usage comes last, because gateways read it at the end of the
-
-        The usage comes last, because gateways read it at the end of the body.
-        """
+        """Return the response body as JSON. Its last member is `usage`, because gateways read it from the end."""
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

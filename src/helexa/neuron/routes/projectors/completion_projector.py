@@ -1,4 +1,4 @@
-"""Render a run's events as a text completion, OpenAI's format for `/v1/completions`."""
+"""Convert the output events of a run to OpenAI's format for `/v1/completions`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from helexa.neuron.routes.projectors.projector import OpenAIProjector
 
 
 class CompletionProjector(OpenAIProjector):
-    """Renders a run's events as a text completion, either as one body or as stream chunks.
+    """Converts the output events of a run to a text completion, either as one body or as stream chunks.
 
     Args:
-        model: the model's id.
+        model: id of the model.
         choices: number of answers.
-        echo: for each answer, the prompt text to repeat before it; empty to repeat none.
-        scored: report the log-probabilities of the prompt's tokens before those of the answer's tokens.
-        include_usage: end a stream with a chunk that has the usage and no choices.
-        null_usage: add `"usage": null` to all other chunks.
+        echo: prompt text to repeat before each answer, by index of the answer; empty to repeat no prompts.
+        scored: whether to report the log-probabilities of the prompt's tokens before those of the answer's tokens.
+        include_usage: whether the last chunk of a stream contains the token counts (`usage`) and no choices.
+        null_usage: whether all other chunks have `"usage": null`.
     """
 
     id_prefix = "cmpl"
@@ -38,13 +38,13 @@ class CompletionProjector(OpenAIProjector):
         super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
         self._echo = echo or [""] * choices
         self._scored = scored
-        # per choice: the next reported token is the first token of the prompt
+        # by answer: whether the next reported token is the first token of the prompt
         self._first_unscored = [scored] * choices
-        self._characters = [0] * choices  # per choice: number of characters of the reported tokens
+        self._characters = [0] * choices  # by answer: number of characters of the reported tokens
         self._arrays = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
-        """Return the stream chunk for an event of the answer `choice`, or None."""
+        """Return the stream chunk for an event of the answer with index `choice`; None if the event needs no chunk."""
         match event:
             case Started() if self._echo[choice] and not self._scored:
                 return self._completion([_choice(choice, self._echo[choice])])
@@ -62,21 +62,21 @@ class CompletionProjector(OpenAIProjector):
                 return None
 
     def usage_chunk(self, usage: Usage) -> Completion:
-        """Return the stream's last chunk, which has the usage and no choices."""
+        """Return the last chunk of the stream, which contains the token counts `usage` and no choices."""
         return {**self._completion([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of an answer's tokens for the body."""
+        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
         self._add(choice, tokens, self._arrays[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
-        """Return a complete answer for the body."""
+        """Return the complete answer with the index `index` as an element of `choices` in the body."""
         text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
         arrays = self._arrays[index]
         return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)
 
     def complete_body(self, choices: Sequence[Any], usage: Usage) -> Completion:
-        """Return the body of a text completion."""
+        """Return the body of a text completion with the answers `choices` and the token counts `usage`."""
         return {**self._completion(list(choices)), "usage": usage}
 
     def _add(self, choice: int, tokens: Sequence[TokenLogprob], arrays: CompletionLogprobs) -> None:

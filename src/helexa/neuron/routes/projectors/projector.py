@@ -1,4 +1,7 @@
-"""Projectors render a run's events in one API format, as server-sent events or as one body."""
+"""Projectors convert the output events of a run to one API format, as server-sent events or as one body.
+
+A run generates the answers to one request.
+"""
 
 import secrets
 import time
@@ -26,24 +29,29 @@ from helexa.neuron.events import (
 
 
 class Projector(Protocol):
-    """Renders a run's events in one API format. Projectors do no I/O."""
+    """Converts the output events of a run to one API format. Projectors do no I/O.
+
+    For a stream, the caller passes every event to `frames`. Otherwise it passes every event to `take` and then calls
+    `body`.
+    """
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return the bytes of the server-sent events for `event`; empty if the API format has no event for it."""
+        """Return the server-sent events for `event` as bytes; empty if the API format has none for this event."""
         ...
 
     def take(self, event: InferenceEvent) -> None:
-        """Record what the body needs from `event`, in a compact form."""
+        """Record the content of `event` that the response body must contain."""
         ...
 
     def body(self) -> bytes:
-        """Return the whole body as JSON. Called after the run has finished."""
+        """Return the response body as JSON. The caller must have passed all events of the run to `take`."""
         ...
 
 
 class Encoded:
-    """A list that encodes each element to JSON when it is added, so that encoding a long list at the end takes no time.
-    time.
+    """A list whose elements are encoded to JSON when they are added.
+
+    Encoding a long list at once, at the end of a request, would block the event loop.
     """
 
     def __init__(self) -> None:
@@ -53,11 +61,11 @@ class Encoded:
         return len(self._elements)
 
     def add(self, element: Any) -> None:
-        """Append and encode an element."""
+        """Encode `element` to JSON and append it to the list."""
         self._elements.append(orjson.dumps(element))
 
     def fragment(self, since: int = 0) -> orjson.Fragment:
-        """Return the encoded list, from element `since` to the end."""
+        """Return a JSON list of the elements from index `since` to the end."""
         return orjson.Fragment(b"[%s]" % b",".join(self._elements[since:]))
 
 
@@ -65,10 +73,10 @@ class OpenAIProjector(ABC):
     """Base class of the projectors for OpenAI's chat completions and text completions.
 
     Args:
-        model: the model's id.
-        choices: number of answers. With several answers, their events are wrapped in `OfChoice`.
-        include_usage: end a stream with a chunk that has the usage and no choices.
-        null_usage: add `"usage": null` to all other chunks, as OpenAI does if the client requests usage.
+        model: id of the model.
+        choices: number of answers. If there are several, the events of each answer are wrapped in `OfChoice`.
+        include_usage: whether the last chunk of a stream contains the token counts (`usage`) and no choices.
+        null_usage: whether all other chunks have `"usage": null`, as in OpenAI's streams if the client requests usage.
     """
 
     id_prefix: str
@@ -93,26 +101,32 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:
-        """Return the stream chunk for an event of answer `choice`, or None if the event makes no chunk."""
+        """Return the stream chunk for an event of the answer with index `choice`; None if the event needs no chunk."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the stream's last chunk, which has the usage and no choices."""
+        """Return the last chunk of the stream, which contains the token counts `usage` and no choices."""
 
     @abstractmethod
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of an answer's tokens for the body of a response that is not streamed."""
+        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:
-        """Return a complete answer for the body, including the log-probabilities recorded for it."""
+        """Return the complete answer with the index `index` as an element of `choices` in the body.
+
+        Args:
+            index: index of the answer.
+            events: all output events of the answer, without their log-probabilities.
+            end: last event of the answer.
+        """
 
     @abstractmethod
     def complete_body(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
-        """Return the whole body with the answers `choices`."""
+        """Return the response body with the answers `choices` and the token counts `usage`."""
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return the bytes of the server-sent events for `event`."""
+        """Return the server-sent events for `event` as bytes; empty if the API format has none for this event."""
         match event:
             case Started():
                 return b"".join([self._frame(choice, event) for choice in range(self.choices)])
@@ -130,7 +144,7 @@ class OpenAIProjector(ABC):
                 return self._frame(0, event)
 
     def take(self, event: InferenceEvent) -> None:
-        """Record `event` for the body."""
+        """Record the content of `event` that the response body must contain."""
         match event:
             case OfChoice(index, answer_event):
                 if isinstance(answer_event, Finished):
@@ -145,7 +159,7 @@ class OpenAIProjector(ABC):
                 self._take(0, event)
 
     def body(self) -> bytes:
-        """Return the whole body as JSON."""
+        """Return the response body as JSON. The caller must have passed all events of the run to `take`."""
         *ends, last = self._ends
         assert last is not None
         choices: list[Mapping[str, Any]] = []
@@ -187,7 +201,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _with_stop_string(choice: Any, end: Finished) -> Any:
-    """Return `choice` with the stop string that ended the answer as `stop_reason`, as in vLLM's responses."""
+    """Add the stop string that ended the answer to `choice` as `stop_reason`, like vLLM, and return `choice`."""
     if end.stop_string is not None:
         choice["stop_reason"] = end.stop_string
     return choice

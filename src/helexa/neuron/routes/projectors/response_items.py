@@ -1,4 +1,4 @@
-"""Build the output items of a Responses API response (reasoning, messages, calls) and their stream events."""
+"""Output items of a response in OpenAI's Responses API (reasoning, messages, tool calls), and their stream events."""
 
 import json
 from abc import ABC, abstractmethod
@@ -10,19 +10,19 @@ from helexa.neuron.routes.projectors.projector import Encoded
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response that contains the item with the id `item`. For an invalid item id, return an id
+    """Return the id of the response that contains the item with the id `item`.
 
-    For an invalid item id, return an id that no response has.
+    If the item id is invalid, the result is an id that no response has.
     """
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 
 class ResponseItem(ABC):
-    """An output item of a Responses API response.
+    """Base class of the output items of a response in the Responses API.
 
     Args:
-        stem: string that all item ids of the response have in common.
-        index: position among the response's output items.
+        stem: random string that the ids of the response and of all its items contain.
+        index: position of the item among the output items of the response.
     """
 
     prefix: ClassVar[str]
@@ -33,23 +33,26 @@ class ResponseItem(ABC):
 
     @abstractmethod
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item as JSON object, in its current state."""
+        """Return the item with its content so far as a JSON object. `status` is the value of its member `status`."""
 
     @abstractmethod
     def beginnings(self) -> list[Event]:
-        """Return the events that follow `response.output_item.added` directly."""
+        """Return the stream events that come directly after `response.output_item.added`."""
 
     @abstractmethod
     def endings(self) -> list[Event]:
-        """Return the events that come directly before `response.output_item.done`."""
+        """Return the stream events that come directly before `response.output_item.done`."""
 
     def opening(self) -> list[Event]:
-        """Return the events that begin the item, including `response.output_item.added`."""
+        """Return all stream events that begin the item; the first is `response.output_item.added`."""
         added = {"type": "response.output_item.added", "output_index": self.index, "item": self.value("in_progress")}
         return [added, *self.beginnings()]
 
     def closing(self, status: ItemStatus) -> tuple[list[Event], dict[str, Any]]:
-        """Return the events that end the item, including `response.output_item.done`, and the complete item."""
+        """Return all stream events that end the item, and the complete item as a JSON object.
+
+        The last event is `response.output_item.done`. `status` is the final status of the item.
+        """
         value = self.value(status)
         return [
             *self.endings(),
@@ -61,7 +64,7 @@ class ResponseItem(ABC):
 
 
 class ReasoningItem(ResponseItem):
-    """An item with the model's reasoning as a summary, because clients display only summaries of reasoning."""
+    """An output item with the model's reasoning. It is sent as a summary, because clients display only summaries."""
 
     prefix = "rs"
 
@@ -70,21 +73,21 @@ class ReasoningItem(ResponseItem):
         self._texts: list[str] = []
 
     def add(self, delta: ReasoningDelta) -> Event:
-        """Add a piece of reasoning and return its stream event."""
+        """Append a chunk of reasoning to the item and return its stream event."""
         self._texts.append(delta.text)
         return self._event("reasoning_summary_text.delta", summary_index=0, delta=delta.text)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item as JSON object, in its current state."""
+        """Return the item with the reasoning so far as a JSON object with the status `status`."""
         summary = [summary_text("".join(self._texts))] if self._texts else []
         return {"id": self.id, "type": "reasoning", "summary": summary, "status": status}
 
     def beginnings(self) -> list[Event]:
-        """Return the event that begins the summary part."""
+        """Return the stream event that begins the summary."""
         return [self._event("reasoning_summary_part.added", summary_index=0, part=summary_text(""))]
 
     def endings(self) -> list[Event]:
-        """Return the events that end the summary part."""
+        """Return the stream events that end the summary."""
         text = "".join(self._texts)
         return [
             self._event("reasoning_summary_text.done", summary_index=0, text=text),
@@ -93,7 +96,7 @@ class ReasoningItem(ResponseItem):
 
 
 class MessageItem(ResponseItem):
-    """An item with the answer's text."""
+    """An output item with the text of the answer."""
 
     prefix = "msg"
 
@@ -104,11 +107,11 @@ class MessageItem(ResponseItem):
 
     @property
     def text(self) -> str:
-        """The message's text so far."""
+        """The text that has been added to the message so far."""
         return "".join(self._texts)
 
     def add(self, delta: TextDelta) -> Event:
-        """Add a piece of text and return its stream event."""
+        """Append a chunk of text to the message and return its stream event."""
         first_new = len(self._logprobs)
         for entry in delta.logprobs:
             self._logprobs.add(_logprob(entry))
@@ -117,16 +120,16 @@ class MessageItem(ResponseItem):
         return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item as JSON object, in its current state."""
+        """Return the message as a JSON object with the status `status`. It has no content if it is in progress."""
         content = [] if status == "in_progress" else [self._part()]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def beginnings(self) -> list[Event]:
-        """Return the event that begins the content part."""
+        """Return the stream event that begins the message's only content part."""
         return [self._event("content_part.added", content_index=0, part=output_text("", Encoded().fragment()))]
 
     def endings(self) -> list[Event]:
-        """Return the events that end the content part."""
+        """Return the stream events that end the message's only content part."""
         part = self._part()
         return [
             self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._logprobs.fragment()),
@@ -138,7 +141,7 @@ class MessageItem(ResponseItem):
 
 
 class CallItem(ResponseItem):
-    """A function call. Its final status is `incomplete` unless its arguments are a JSON object."""
+    """An output item with a tool call. Its final status is `completed` if its arguments are a JSON object."""
 
     prefix = "fc"
 
@@ -150,23 +153,27 @@ class CallItem(ResponseItem):
         self._arguments: list[str] = []
 
     def add(self, delta: ToolCallDelta) -> Event:
-        """Add a piece of the arguments and return its stream event."""
+        """Append a chunk of the arguments to the call and return its stream event."""
         self._arguments.append(delta.arguments)
         return self._event("function_call_arguments.delta", delta=delta.arguments)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item as JSON object, in its current state."""
+        """Return the call with the arguments so far as a JSON object.
+
+        A `status` other than `in_progress` is replaced by `completed` if the arguments are a JSON object, else by
+        `incomplete`.
+        """
         arguments = "".join(self._arguments)
         if status != "in_progress":
             status = "completed" if _is_object(arguments) else "incomplete"
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": arguments}
 
     def beginnings(self) -> list[Event]:
-        """Return no events, because calls have no parts that begin separately."""
+        """Return no events, because a tool call has no content parts."""
         return []
 
     def endings(self) -> list[Event]:
-        """Return the event that ends the arguments."""
+        """Return the stream event that ends the arguments."""
         arguments = "".join(self._arguments)
         return [self._event("function_call_arguments.done", name=self._call["name"], arguments=arguments)]
 

@@ -1,4 +1,4 @@
-"""Build the output items of a Responses API response from a run's events."""
+"""Build the output items of a response in OpenAI's Responses API from the output events of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,14 @@ from helexa.neuron.routes.projectors.response_items import CallItem, MessageItem
 
 
 class ResponseOutput:
-    """Builds output items one after the other. Each item is complete before the next item begins.
+    """Builds the output items of a response one after the other. An item is completed before the next one begins.
 
     Args:
-        stem: string that all item ids of the response have in common.
-        namespaces: namespace of each function that has one, by function name.
+        stem: random string that the ids of the response and of all its items contain.
+        namespaces: namespaces of the functions that have one, by function name.
 
     Attributes:
-        items: the complete items.
+        items: the completed items, as JSON objects.
     """
 
     def __init__(self, stem: str, namespaces: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ class ResponseOutput:
         self._answered = False  # there is a message or a call
 
     def take(self, event: OutputEvent) -> list[Event]:
-        """Add an event of the run to the items. Return the resulting stream events."""
+        """Add the content of an output event to the current item or a new item, and return the stream events for it."""
         item = self._item
         match event:
             case TextDelta():
@@ -57,7 +57,7 @@ class ResponseOutput:
                 return []
 
     def was_reasoning(self) -> None:
-        """Turn the last message into reasoning. Called only for responses that are not streamed."""
+        """Replace the current message by a reasoning item with the same text. Not permitted in a stream."""
         if isinstance(self._item, MessageItem):
             reasoning = ReasoningItem(self._stem, self._item.index)
             reasoning.add(ReasoningDelta(self._item.text))
@@ -65,9 +65,9 @@ class ResponseOutput:
             self._answered = any(item["type"] != "reasoning" for item in self.items)
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """End the output and return the resulting stream events. The last item gets the status `status`.
+        """Complete the last item with the status `status`, and return the remaining stream events of the items.
 
-        If the output has neither text nor calls, an empty message is added, because some clients expect a message.
+        If there is neither a message nor a tool call, an empty message is added, because some clients expect one.
         """
         closed = self._close(status)
         if self._answered:

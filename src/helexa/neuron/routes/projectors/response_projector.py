@@ -1,4 +1,4 @@
-"""Render a run's events in the Responses API format, as one body or as stream events."""
+"""Convert the output events of a run to the format of OpenAI's Responses API, as one body or as stream events."""
 
 import secrets
 import time
@@ -25,19 +25,20 @@ from helexa.neuron.events import (
 from helexa.neuron.routes.projectors.response_output import ResponseOutput
 
 Keep = Callable[[str, bytes, list[dict[str, Any]]], None]
-"""Takes a response's id, its body, and its output items."""
+"""Function that stores a response. Its arguments are the id, the body and the output items of the response."""
 
 
 class ResponseProjector:
-    """Renders a run's events as a response of OpenAI's Responses API.
+    """Converts the output events of a run to a response of OpenAI's Responses API.
 
     Args:
-        model: the model's id.
+        model: id of the model.
         request: the client's request.
-        keep: function that stores the complete response before it is sent to the client; None to store nothing.
-        temperature, top_p: the sampling parameters that the engine uses.
-        stem: string that the ids of the response and its items have in common; random by default.
-        created: time of creation in seconds since 1970; now by default.
+        keep: function that stores the complete response before its end is sent to the client; None to store nothing.
+        temperature: sampling temperature that the engine uses.
+        top_p: `top_p` that the engine uses for sampling.
+        stem: string that the ids of the response and of all its items contain; random by default.
+        created: time of creation in seconds since 1970; the current time by default.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ResponseProjector:
         self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return the bytes of the server-sent events for `event`."""
+        """Return the server-sent events for `event` as bytes; empty if there is none for this event."""
         match event:
             case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
                 return b"".join([self._frame(item) for item in self._output.take(event)])
@@ -87,7 +88,7 @@ class ResponseProjector:
                 raise AssertionError(f"a response has one answer, not {type(event).__name__}")
 
     def take(self, event: InferenceEvent) -> None:
-        """Record `event` for the body."""
+        """Record the content of `event` that the response body must contain."""
         match event:
             case WasReasoning():
                 self._output.was_reasoning()
@@ -99,13 +100,13 @@ class ResponseProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the whole response as JSON."""
+        """Return the response body as JSON. The caller must have passed all events of the run to `take`."""
         assert self._end is not None
         _, response, _ = self._finished(self._end)
         return response
 
     def _finished(self, end: Finished) -> tuple[list[Event], bytes, str]:
-        """Return the last stream events of the items, the response body, and the response's status."""
+        """Complete and store the response. Return the last stream events of its items, its body and its status."""
         status = "incomplete" if end.reason == "length" else "completed"
         events = self._output.end(status)
         details = {"reason": "max_output_tokens"} if end.reason == "length" else None
@@ -115,9 +116,9 @@ class ResponseProjector:
         return events, response, status
 
     def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
-        """Return the response in its current state as JSON.
+        """Return the response with the items completed so far as JSON.
 
-        The usage comes last, because gateways read it at the end of the body.
+        `usage` is the last member, because gateways read it from the end of the body.
         """
         tail = {
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -139,13 +140,13 @@ class ResponseProjector:
 
 
 def _error(error: ApiError) -> dict[str, str]:
-    """Return `error` as JSON object, with one of the error codes that the Responses API defines."""
+    """Return `error` as a JSON object. Its code is one of the error codes that the Responses API defines."""
     code = error.code if error.code == "rate_limit_exceeded" else "server_error"
     return {"code": code, "message": str(error)}
 
 
 def usage_of(end: Finished) -> ResponseUsage:
-    """Return the token counts of a finished run in the Responses API format."""
+    """Return the token counts of a finished run in the format of the Responses API."""
     return response_usage(
         end.prompt_tokens,
         end.completion_tokens,

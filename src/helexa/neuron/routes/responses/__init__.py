@@ -1,1 +1,1 @@
-"""Routes of `/v1/responses`: create, read, delete and compact responses."""
+"""Routes of OpenAI's Responses API (`/v1/responses`): create, read and delete responses, and compact conversations."""

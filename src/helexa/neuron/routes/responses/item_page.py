@@ -1,4 +1,4 @@
-"""A page of a stored response's input items."""
+"""Return the input items of a stored response page by page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ _PREFIXES = {"reasoning": "rs", "function_call": "fc", "function_call_output": "
 
 @dataclass(frozen=True)
 class ItemPage:
-    """The page that a client requests.
+    """The page of input items that a client requests.
 
     Attributes:
-        limit: number of items.
-        newest_first: order of items; `desc` in the query.
-        after: id of the item before the page; empty for the first page.
+        limit: maximum number of items on the page.
+        newest_first: whether the newest item comes first (`order=desc` in the query).
+        after: id of the last item on the page before; empty for the first page.
     """
 
     limit: int = 20
@@ -31,10 +31,10 @@ class ItemPage:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "ItemPage":
-        """Parse a query.
+        """Return the page that the query parameters `limit`, `order` and `after` describe.
 
         Raises:
-            ApiError: 400, naming the parameter.
+            ApiError: status 400: a parameter is unknown or invalid. The error names the parameter.
         """
         for name in query:
             if name not in _NAMES:
@@ -47,10 +47,14 @@ class ItemPage:
         return cls(int(limit), order == "desc", query.get("after", ""))
 
     def listed(self, response: StoredResponse, id: str) -> bytes:
-        """Return the list object of the response `id`, as JSON.
+        """Return this page of the input items of `response`, as a JSON list object of the Responses API.
+
+        Args:
+            response: the stored response.
+            id: id of the response.
 
         Raises:
-            ApiError: 400: the item `after` does not exist.
+            ApiError: status 400: the response has no input item with the id `after`.
         """
         output = len(orjson.loads(response.body)["output"])
         items = from_json(response.items)
@@ -73,7 +77,13 @@ class ItemPage:
 
 
 def _shown(item: dict[str, Any], response: str, index: int) -> dict[str, Any]:
-    """Return an input item with all members that the API defines: an id, a type, a status, and parts."""
+    """Return an input item with the members that the Responses API requires but the client may have omitted.
+
+    Args:
+        item: the input item as the client sent it.
+        response: id of the response, from which the item's id is derived.
+        index: position of the item among the input items.
+    """
     kind = item.get("type") or "message"
     shown = {"id": f"{_PREFIXES.get(kind, 'msg')}_{response.removeprefix('resp_')}_in{index}", "type": kind, **item}
     if kind == "message":

@@ -1,4 +1,4 @@
-"""Resolve references to items of stored responses."""
+"""Replace references in a request's input (`item_reference`) by the output items of stored responses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from helexa.neuron.routes.projectors.response_items import response_of
 
 
 def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dict[str, StoredResponse]:
-    """Return the stored response of each referenced item, by item id.
+    """Return the stored responses that contain the items to which `items` refer, by the id of the referenced item.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` if the node stores no responses, `item_not_found` if the response is
-            unknown.
+        ApiError: status 400, code `unsupported_parameter`: the node stores no responses. Code `item_not_found`: the
+            node has no such response of `principal`.
     """
     sources: dict[str, StoredResponse] = {}
     for index, item in enumerate(items):
@@ -34,10 +34,14 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
 
 
 def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
-    """Return the items with references replaced by the referenced items. Slow for long responses.
+    """Return `items` with each reference replaced by the item to which it refers. Slow for long responses.
+
+    Args:
+        items: input items of a request.
+        sources: the stored responses that contain the referenced items, by the id of the referenced item.
 
     Raises:
-        ApiError: 400 `item_not_found`: the response has no item with the id.
+        ApiError: status 400, code `item_not_found`: the stored response has no output item with the id.
     """
     outputs: dict[str, dict[str, Any]] = {}
     resolved_items: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Serve `/v1/responses`: create, store, read, delete and compact responses."""
+"""Serve OpenAI's Responses API (`/v1/responses`): create, store, read and delete responses, compact conversations."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,10 @@ from helexa.neuron.routes.responses.item_references import referred, resolved
 
 
 async def create_response(request: Request) -> RunResponse:
-    """Answer a conversation, which may continue a stored response."""
+    """Handle `POST /v1/responses`: generate a response to a conversation, which may continue a stored response.
+
+    The response is stored unless the client or the configuration disables this.
+    """
     responses_request, model, history, chat = await _read_request(request)
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
@@ -48,7 +51,10 @@ async def create_response(request: Request) -> RunResponse:
 
 
 async def count_input_tokens(request: Request) -> Response:
-    """Count the tokens of a request's prompt. The engine is not involved."""
+    """Handle `POST /v1/responses/input_tokens`: return the number of tokens in the prompt of a request.
+
+    Nothing is generated.
+    """
     _, model, _, chat = await _read_request(request)
     try:
         prompt, _ = await rendered(model, chat)
@@ -59,7 +65,11 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 async def compact_conversation(request: Request) -> RunResponse:
-    """Summarize a conversation with the model. The resulting item replaces the conversation in later requests."""
+    """Handle `POST /v1/responses/compact`: let the model summarize a conversation.
+
+    The response has one item with the summary. The client sends this item instead of the conversation in later
+    requests.
+    """
     _, model, _, chat = await _read_request(request, CompactRequest)
     try:
         events = await converse(model, chat, principal_of(request), thinks=False)
@@ -69,7 +79,7 @@ async def compact_conversation(request: Request) -> RunResponse:
 
 
 async def get_response(request: Request) -> Response:
-    """Return a stored response."""
+    """Handle `GET /v1/responses/{id}`: return a stored response of the same principal."""
     for name in request.query_params:
         raise unsupported_parameter(name)
     store: ResponseStore = request.app.state.responses
@@ -81,7 +91,10 @@ async def get_response(request: Request) -> Response:
 
 
 async def list_input_items(request: Request) -> Response:
-    """List the input items of a response, including the conversation before it."""
+    """Handle `GET /v1/responses/{id}/input_items`: return one page of all input items that led to a stored response.
+
+    They include the items of the earlier responses that the response continues.
+    """
     page = ItemPage.parse(request.query_params)
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
@@ -93,7 +106,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Delete a stored response. Responses that continued it remain."""
+    """Handle `DELETE /v1/responses/{id}`: delete a stored response. Responses that continue it are not deleted."""
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
     if not store.remove(id, principal_of(request)):
@@ -104,7 +117,12 @@ async def delete_response(request: Request) -> Response:
 async def _read_request(
     request: Request, kind: type[ResponsesRequest] = ResponsesRequest
 ) -> tuple[ResponsesRequest, ServedModel, list[Item], ChatRequest]:
-    """Return the request, its model, the items of earlier responses, and the equivalent chat request."""
+    """Read a request of the Responses API.
+
+    Returns:
+        The request with resolved item references, its model, the items of the conversation that it continues, and the
+        equivalent chat request for the whole conversation.
+    """
     responses_request = kind.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(responses_request.model)
     store: ResponseStore = request.app.state.responses
@@ -118,7 +136,11 @@ async def _read_request(
 
 
 def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
-    """Return the stored response that the request continues, or None."""
+    """Return the stored response with the id `id` (`previous_response_id` of a request); None if `id` is None.
+
+    Raises:
+        ApiError: status 400: the node stores no responses, or `principal` has no response with this id.
+    """
     if id is None:
         return None
     name = "previous_response_id"
@@ -134,7 +156,10 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
 def _conversation(
     previous: StoredResponse | None, responses_request: ResponsesRequest, sources: Mapping[str, StoredResponse]
 ) -> tuple[list[Item], ChatRequest]:
-    """Return the earlier items and the chat request, with referenced items resolved. Slow for long conversations."""
+    """Return the items of the earlier conversation, and the chat request for the whole conversation.
+
+    References to items in `responses_request.input` are replaced by the items. Slow for long conversations.
+    """
     responses_request.input = resolved(responses_request.input, sources)
     history = [] if previous is None else from_json(previous.items)
     return history, responses_request.chat(history)

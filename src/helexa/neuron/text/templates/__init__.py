@@ -1,1 +1,1 @@
-"""Chat templates: loading, sandboxed rendering and message preparation."""
+"""Chat templates: load templates, prepare messages for them, and render them in a sandbox."""

@@ -13,7 +13,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Default template of models without a chat template."""
+"""Template for models that have no chat template."""
 
 # Marker appended to the message to continue. The space after it shows whether the template trims messages.
 _CONTINUE_MARK, _SPACE = "<continue here>", " "
@@ -23,13 +23,13 @@ _RENDERER = TemplateRenderer()
 class ChatTemplate:
     """A Jinja template that renders conversations like `transformers`.
 
-    A broken template raises an error when it is first used and not when the model loads, since text completion needs no
-    template.
+    A broken template raises an error when it is first used. It does not prevent loading the model, because text
+    completion needs no template.
 
     Args:
         source: text of the template.
-        tool_use: text of the template for conversations with tools, if different.
-        special_tokens: tokens that templates use by name, for example `bos_token`.
+        tool_use: text of a separate template for conversations with tools, or None.
+        special_tokens: texts of the special tokens that templates use as variables, for example `bos_token`.
     """
 
     def __init__(
@@ -50,19 +50,20 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt for `messages`.
+        """Return the text of the prompt for `messages`.
 
         Args:
-            messages: the conversation in the format of OpenAI's chat API; `MessageShaper` adapts it to the template.
-            tools: the available tools in the format of OpenAI's chat API; an empty list is passed to the template as
+            messages: the conversation in the format of OpenAI's chat API. `MessageShaper` adapts it to the template.
+            tools: the available tools in the format of OpenAI's chat API. For an empty list, the template receives
                 None.
-            add_generation_prompt: end with the beginning of an assistant's turn.
-            continue_final_message: end within the last message, so that the answer continues the message.
+            add_generation_prompt: whether the prompt ends with the header of a new assistant message.
+            continue_final_message: whether the prompt ends within the last message, so that the model continues this
+                message.
             variables: further variables of the template, for example `enable_thinking`.
 
         Raises:
-            TemplateError: the template is broken, raises an error or exceeds its limits; a message has an image and the
-                template supports only text; or the last message cannot be continued.
+            TemplateError: the template is broken, raises an error or exceeds its limits. The error is also raised if a
+                message has an image and the template supports only text, or if the last message cannot be continued.
         """
         if tools and self._tool_use is not None:
             return self._tool_use.render(
@@ -78,7 +79,10 @@ class ChatTemplate:
         return self._run(shaped, tools, add_generation_prompt, variables)
 
     def mentions(self, variable: str) -> bool:
-        """Return whether the template, or the template for tools, reads `variable`; False for a broken template."""
+        """Return whether the template, or the separate template for tools, uses the variable `variable`.
+
+        Return False if the template is broken.
+        """
         return variable in self._variables or (self._tool_use is not None and self._tool_use.mentions(variable))
 
     @cached_property

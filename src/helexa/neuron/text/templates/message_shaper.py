@@ -1,15 +1,17 @@
-"""Conversion of messages in OpenAI's chat format to the format that a chat template reads.
+"""Convert messages from OpenAI's chat format to the format that a model's chat template reads.
 
-`transformers` leaves most of this conversion to its callers. Rules:
+`transformers` leaves most of this conversion to its callers. The rules are:
 
 * Fields with null values are omitted. Reasoning is copied to `reasoning_content` and `thinking`, as in `transformers`.
-* The arguments of tool calls, which are JSON text in OpenAI's format, become objects, unless the template needs text.
-* In a message with tool calls, null content is omitted. If the template then fails or does not render the call, the
-  content is null or empty text, whichever works. In other messages, null content becomes empty text.
+* The arguments of tool calls are JSON text in OpenAI's format. They are converted to objects, unless the template needs
+  text.
+* In a message with tool calls, null content is omitted. If the template then fails or does not render the tool call,
+  the content is null or empty text, depending on which works.
+* In a message without tool calls, null content becomes empty text.
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role.
 
-Trial renderings determine the features that a template supports.
+What a template needs or supports is found by rendering short test conversations with it.
 """
 
 import json
@@ -21,7 +23,7 @@ from helexa.neuron.text.templates.template_renderer import TemplateError
 
 Message = Mapping[str, Any]
 Attempt = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None]
-"""Function that renders messages and tools with the template and returns the text, or None if rendering fails."""
+"""Function that renders messages and tools with the template. It returns the text, or None if rendering fails."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -46,10 +48,10 @@ _TOOL = {
 
 
 class MessageShaper:
-    """Converts messages to the format that one template reads.
+    """Converts messages to the format that one chat template reads.
 
     Args:
-        attempt: function that renders a trial conversation with the template.
+        attempt: function that renders a test conversation with the template.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -57,7 +59,7 @@ class MessageShaper:
         self._parts_support: dict[str, bool] = {}
 
     def shaped(self, message: Message) -> dict[str, Any]:
-        """Return a converted copy of `message`.
+        """Return a copy of `message` in the format of the template.
 
         Raises:
             TemplateError: the message has an image and the template supports only text.
@@ -90,7 +92,7 @@ class MessageShaper:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def _supports_parts(self, role: Any) -> bool:
-        """Return whether the template renders lists of text parts in messages of `role`."""
+        """Return whether the template renders messages of `role` whose content is a list of text parts."""
         name = role if role in _ROLES else "user"
         if name not in self._parts_support:
             self._parts_support[name] = self._try_parts(name)
@@ -111,7 +113,11 @@ class MessageShaper:
 
     @cached_property
     def _call_shape(self) -> tuple[dict[str, Any], bool]:
-        """The content field of a tool call without content, and whether the template needs the arguments as text."""
+        """How the template expects an assistant message that has tool calls and no text.
+
+        The first value is the content field of this message: absent, null or empty text. The second value is whether
+        the arguments of tool calls must be JSON text instead of an object.
+        """
         plain = self._attempt([_USER], [_TOOL]) or ""
         for as_text in (False, True):
             for content in (_ABSENT, _NULL, _EMPTY):
@@ -122,7 +128,12 @@ class MessageShaper:
 
 
 def _call_turn(content: dict[str, Any], as_text: bool) -> dict[str, Any]:
-    """Return an assistant message that calls the trial tool."""
+    """Return an assistant message for a test conversation, with a call of the test tool.
+
+    Args:
+        content: the content field of the message. An empty dict omits the field.
+        as_text: whether the arguments are JSON text instead of an object.
+    """
     arguments = {"key": _MARK}
     function = {"name": "trial_tool", "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": "call00000", "type": "function", "function": function}
@@ -143,7 +154,10 @@ def _join_text_parts(parts: Sequence[Any]) -> str:
 
 
 def _parse_arguments(arguments: Any) -> Any:
-    """Parse the JSON text of tool-call arguments; empty text is an empty object, other text is returned unchanged."""
+    """Return the object in the JSON text `arguments` of a tool call. Empty text means an empty object.
+
+    A value that is not the JSON text of an object is returned unchanged.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:

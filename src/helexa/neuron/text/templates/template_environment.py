@@ -2,8 +2,9 @@
 
 The features match `transformers` (utils/chat_template_utils.py): Jinja's immutable sandbox, trimmed blocks, `break` and
 `continue`, `{% generation %}`, JSON without HTML escapes, and the functions `raise_exception(message)` and
-`strftime_now(format)`. An attribute that the sandbox blocks, for example `__class__`, is undefined: it prints as empty
-text and cannot be called or accessed. `template_process` limits the time and memory of templates.
+`strftime_now(format)`. If a template reads an attribute that the sandbox blocks, for example `__class__`, the value is
+Jinja's undefined: it prints as empty text and cannot be called. `template_process` limits the time and memory of
+templates.
 """
 
 import json
@@ -20,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_LENGTH = 16 << 20
-"""Maximum number of characters of rendered text."""
+"""Maximum number of characters in the rendered text."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -35,14 +36,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def undeclared(self, source: str) -> set[str]:
-        """Return the variables that a template expects from its caller."""
+        """Return the names of the variables that the template `source` uses but does not define itself."""
         return jinja2.meta.find_undeclared_variables(self.parse(source))
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
-        """Return the text that a template compiled by this environment renders from `variables`.
+        """Render `template`, which this environment compiled, with `variables` and return the text.
 
         Raises:
-            Exception: any error of Jinja or of an operation in the template.
+            Exception: the template raises an error, or the text is longer than `MAX_LENGTH`. Operations in a template
+                can raise any type of exception.
         """
         length = 0
         chunks = []
@@ -55,7 +57,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text, which is used only for training."""
+    """Jinja extension for the tag `{% generation %}...{% endgeneration %}`, whose content is rendered unchanged.
+
+    Templates mark the assistant's text with this tag for training.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -65,7 +70,7 @@ class _GenerationTag(Extension):
 
 
 class _Dict:
-    """Replacement of Python's `dict` with only `dict(...)` and `dict.fromkeys(...)`."""
+    """Replacement for Python's `dict` in templates, which supports only `dict(...)` and `dict.fromkeys(...)`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -75,7 +80,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """A namespace that rejects names of Python internals."""
+    """Jinja's `namespace` object without support for names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, since a template may use this name
         self, *rest = args
@@ -104,7 +109,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON for a prompt; unlike Jinja's filter, without HTML escapes."""
+    """Return `value` as JSON. Unlike Jinja's `tojson` filter, this filter does not escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

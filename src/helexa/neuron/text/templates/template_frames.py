@@ -1,18 +1,18 @@
-"""Frames between the server and the processes that render templates: a length and a body."""
+"""Messages between the server and its template processes, sent as frames: the length of the body, then the body."""
 
 from typing import BinaryIO
 
 MAX_BYTES = 64 << 20
-"""Maximum bytes of a frame's body."""
+"""Maximum size of a frame's body, in bytes."""
 
 OUT_OF_MEMORY = 77
-"""Exit code of a process whose template exceeded the memory limit."""
+"""Exit code of a template process if a template exceeds the memory limit."""
 
 _LENGTH_BYTES = 8
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    """Send one frame.
+    """Send one frame with the body `body`.
 
     Raises:
         OSError: the receiver has closed the stream.
@@ -23,7 +23,10 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Wait for one frame; return None if the stream ends first or the frame is too long."""
+    """Wait for one frame and return its body.
+
+    Return None if the stream ends before the frame is complete, or if the frame is longer than `MAX_BYTES`.
+    """
     header = stream.read(_LENGTH_BYTES)
     length = int.from_bytes(header, "big")
     if len(header) < _LENGTH_BYTES or length > MAX_BYTES:

@@ -1,8 +1,8 @@
-"""Process that runs chat templates with limits on memory and time. `TemplateRenderer` starts the process.
+"""Process that runs chat templates with limits on memory and CPU time. `TemplateRenderer` starts the process.
 
-A template comes with the weights and is untrusted code. Jinja's sandbox does not limit the memory of string methods or
-the time of comparisons. The operating system limits this process, so an expensive template ends this process and not
-the server.
+A chat template comes with the weights and is untrusted code. Jinja's sandbox does not limit the memory of string
+methods or the time of comparisons. The operating system enforces the limits on this process, so an expensive template
+ends this process and not the server.
 """
 
 import json
@@ -19,7 +19,7 @@ from helexa.neuron.text.templates.template_environment import TemplateEnvironmen
 from helexa.neuron.text.templates.template_frames import OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_MEMORY = 128 << 20
-"""Maximum growth of the address space after the process start, in bytes."""
+"""Maximum growth of the process's address space after its start, in bytes."""
 
 _TEMPLATES = 8  # number of cached compiled templates
 
@@ -27,7 +27,7 @@ _environment = TemplateEnvironment()
 
 
 def main() -> None:
-    """Read requests from standard input and write responses to standard output until standard input closes."""
+    """Read requests from standard input and write responses to standard output, until standard input is closed."""
     _limit_memory()
     try:
         while (request := read_frame(sys.stdin.buffer)) is not None:
@@ -43,7 +43,11 @@ def _limit_memory() -> None:
 
 
 def _respond(request: bytes) -> bytes:
-    """Return the response to one request: `=` and the rendered text, or `!` and an error message."""
+    """Return the response to one request: `=` followed by the rendered text, or `!` followed by an error message.
+
+    If the request has no variables, the response contains the names of the template's undeclared variables instead of
+    rendered text.
+    """
     source, variables, seconds = json.loads(request.decode("utf-8", "surrogatepass"))
     del request
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process during any operation

@@ -1,4 +1,4 @@
-"""Start the processes that run chat templates, and send requests to them."""
+"""Start the processes that run chat templates, and send render requests to them."""
 
 import atexit
 import json
@@ -14,27 +14,30 @@ from helexa.core.errors import HelexaError
 from helexa.neuron.text.templates.template_frames import MAX_BYTES, OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_SECONDS = 5.0
-"""CPU seconds per rendering."""
+"""Maximum CPU time for rendering one prompt, in seconds."""
 
 MAX_SOURCE_LENGTH = 1 << 20
-"""Maximum number of characters of a template's source."""
+"""Maximum number of characters in the source of a template."""
 
 _COMMAND = (sys.executable, "-m", "helexa.neuron.text.templates.template_process")
 _PROCESSES = 4
 
 
 class TemplateError(HelexaError):
-    """A chat template is broken or rejects the messages; the message includes the template's own error text."""
+    """A chat template is broken or rejects the messages.
+
+    The error message includes the text of the template's error.
+    """
 
 
 class TemplateBoundsError(TemplateError):
-    """A chat template exceeded its time or memory limit."""
+    """A chat template exceeded its time, memory or size limit."""
 
 
 class TemplateRenderer:
-    """Pool of up to four template processes, started on demand.
+    """Pool of up to four template processes, which are started when they are needed.
 
-    The pool is thread-safe and replaces processes that ended.
+    The pool is thread-safe. If a process has ended, the pool starts a new one.
     """
 
     def __init__(self) -> None:
@@ -43,16 +46,16 @@ class TemplateRenderer:
         atexit.register(self.close)
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Return the text rendered from the template `source` with the JSON values `variables`.
+        """Render the template `source` with `variables`, which are JSON values, and return the text.
 
         Raises:
             TemplateError: the template is broken or raises an error.
-            TemplateBoundsError: the template exceeds its time or memory limit.
+            TemplateBoundsError: the template exceeds its time, memory or size limit.
         """
         return self._run(source, variables)
 
     def undeclared(self, source: str) -> frozenset[str]:
-        """Return the variables that the template `source` expects from its caller.
+        """Return the names of the variables that the template `source` uses but does not define itself.
 
         Raises:
             TemplateError: the template is broken.
@@ -60,7 +63,7 @@ class TemplateRenderer:
         return frozenset(self._run(source, None).split())
 
     def close(self) -> None:
-        """End all idle processes."""
+        """End the template processes that are not rendering a template now."""
         while (process := self._pop()) is not None:
             process.close()
 
@@ -96,7 +99,7 @@ class TemplateRenderer:
 
 
 class _Process:
-    """One running template process. The process ends when its standard input closes."""
+    """A running template process. The process ends when its standard input is closed."""
 
     def __init__(self) -> None:
         # In its own process group, the process does not receive Ctrl-C from the terminal.
@@ -109,7 +112,7 @@ class _Process:
         return self._popen.poll() is None
 
     def request(self, frame: bytes) -> bytes | None:
-        """Send `frame` to the process and return its response, or None if the process ended."""
+        """Send the request `frame` to the process and return its response. Return None if the process ended."""
         try:
             write_frame(self._stdin, frame)
         except OSError:
@@ -117,7 +120,7 @@ class _Process:
         return read_frame(self._stdout) or None
 
     def close(self) -> str:
-        """End the process. Return the reason if it had already ended."""
+        """End the process. If it has already ended because of a limit, the returned text names the limit."""
         self._stdout.close()
         with suppress(OSError):
             self._stdin.close()

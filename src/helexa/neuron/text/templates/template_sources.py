@@ -1,4 +1,4 @@
-"""Read the chat templates in a model's files."""
+"""Find the chat templates in a model's files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _TOOL_USE = "tool_use"
 
 @dataclass(frozen=True)
 class TemplateSources:
-    """Texts of a model's chat templates.
+    """The source texts of a model's chat templates.
 
     Attributes:
         default: the model's chat template, or None.
@@ -26,9 +26,10 @@ class TemplateSources:
 
     @classmethod
     def by_name(cls, templates: Mapping[str, Any]) -> "TemplateSources":
-        """Select templates from `templates`, which maps names to texts.
+        """Select the templates to use from `templates`, which maps template names to texts.
 
-        The default template is `default`, else the first one. Values that are not text, and empty texts, are ignored.
+        The default template is the one with the name `default`. If there is none, the default template is the first
+        one. Values that are not text, and empty texts, are ignored.
         """
         texts = {name: text for name, text in templates.items() if isinstance(text, str) and text.strip()}
         default = texts.get(_DEFAULT, next(iter(texts.values()), None))
@@ -36,11 +37,15 @@ class TemplateSources:
 
     @classmethod
     def in_directory(cls, path: Path) -> "TemplateSources":
-        """Return the templates in a model's directory.
+        """Return the chat templates in the model directory `path`.
 
-        The first of these locations that contains a template is used, as in `transformers`: `chat_template.jinja` with
-        `additional_chat_templates/{default,tool_use}.jinja`; `chat_template.json`; `tokenizer_config.json` with a text,
-        a list of names and texts, or an object of names and texts.
+        The method tries the following locations in this order and uses the first one with a template, as `transformers`
+        does:
+
+        * `chat_template.jinja`, together with `additional_chat_templates/{default,tool_use}.jinja`
+        * `chat_template.json`
+        * `tokenizer_config.json`, in which `chat_template` is a text, a list of names and texts, or an object that maps
+          names to texts
 
         Raises:
             ModelFileError: one of the JSON files contains no JSON object.
@@ -56,7 +61,7 @@ class TemplateSources:
 
     @classmethod
     def in_gguf(cls, metadata: Mapping[str, Any]) -> "TemplateSources":
-        """Return the templates in GGUF metadata: `tokenizer.chat_template` and `tokenizer.chat_template.NAME`."""
+        """Return the chat templates in GGUF metadata: `tokenizer.chat_template` and `tokenizer.chat_template.NAME`."""
         key = "tokenizer.chat_template"
         names = metadata.get("tokenizer.chat_templates")
         template_names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -66,7 +71,10 @@ class TemplateSources:
 
 
 def _text(path: Path) -> str | None:
-    """Return the text of a file up to the length limit of templates, or None if reading fails."""
+    """Return the text of the file at `path`, or None if it cannot be read.
+
+    At most one character more than the length limit of templates is read.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(MAX_SOURCE_LENGTH + 1)

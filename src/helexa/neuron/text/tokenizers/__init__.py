@@ -1,1 +1,1 @@
-"""Tokenizers: text to token ids and back."""
+"""Tokenizers: convert text to token ids and token ids to text."""

@@ -1,4 +1,4 @@
-"""Convert errors of the `tokenizers` library."""
+"""Convert errors of the `tokenizers` library to `ModelFileError`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,13 @@ from helexa.core.errors import ModelFileError
 
 @contextmanager
 def backend_errors(problem: str) -> Iterator[None]:
-    """Convert errors of the `tokenizers` library to a `ModelFileError` whose message begins with `problem`.
+    """Convert errors of the `tokenizers` library in a `with` block to a `ModelFileError`.
 
-    The library raises plain `Exception`. A panic of the library raises `PanicException`, a subclass of `BaseException`.
+    The library raises plain `Exception`. A panic of its Rust code raises `PanicException`, a subclass of
+    `BaseException`.
+
+    Args:
+        problem: beginning of the message of the `ModelFileError`.
     """
     try:
         yield

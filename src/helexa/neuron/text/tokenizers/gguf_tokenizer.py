@@ -19,19 +19,19 @@ _MODELS = ("bert", "gemma4", "gpt2", "llama")
 
 
 class GgufTokenizer:
-    """The tokenizer in a file's `tokenizer.ggml.*` keys, which are validated.
+    """The tokenizer that the `tokenizer.ggml.*` keys of a GGUF file's metadata describe. All keys are validated.
 
     Attributes:
-        backend: the tokenizer. Control tokens and the unknown token are special tokens; user-defined tokens are added
-            tokens.
+        backend: tokenizer of the `tokenizers` library. Control tokens and the unknown token are special tokens.
+            User-defined tokens are added tokens.
         bos_id: id of the beginning-of-sequence token, or None if the file has none.
         eos_id: id of the end-of-sequence token, or None if the file has none.
-        end_ids: ids of all end tokens in the file: end of sequence, turn or message.
+        end_ids: ids of all tokens in the file that end a sequence, a turn or a message.
         add_bos: whether a prompt begins with `bos_id`.
         add_eos: whether a prompt ends with `eos_id`.
 
     Raises:
-        ModelFileError: the kind of tokenizer is not supported, or a key is malformed.
+        ModelFileError: the type of tokenizer is not supported, or the value of a key is invalid.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

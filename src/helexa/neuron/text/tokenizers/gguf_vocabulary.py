@@ -11,13 +11,13 @@ from helexa.core.errors import ModelFileError
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED_LENGTH = 1 << 20
-"""Maximum total number of characters of added tokens. The library's search automaton takes about 80 bytes each."""
+"""Maximum total number of characters in added tokens. The library's automaton takes about 80 bytes per character."""
 
 _T = TypeVar("_T")
 
 
 class TokenType(IntEnum):
-    """Type of a token; the value is the number in GGUF files."""
+    """Type of a token. The values are the numbers in GGUF files."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,16 +28,16 @@ class TokenType(IntEnum):
 
 
 class GgufVocabulary:
-    """The vocabulary in a file's `tokenizer.ggml.*` keys. Each key is validated when it is read.
+    """The vocabulary in the `tokenizer.ggml.*` keys of a GGUF file's metadata. A key is validated when it is read.
 
     Attributes:
-        tokens: the tokens by id, as spelled in the file.
-        types: the `TokenType` of each token.
-        ids: the id of each token.
+        tokens: the texts of the tokens by id, as in the file.
+        types: the `TokenType` of each token, by id.
+        ids: the id of each token, by text.
 
     Raises:
-        ModelFileError: the tokens or their types are missing or malformed. The methods raise the same error for a
-            malformed key.
+        ModelFileError: the tokens or their types are missing or invalid. The methods raise the same error if the key
+            that they read is invalid.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -55,7 +55,10 @@ class GgufVocabulary:
             raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
 
     def added_tokens(self) -> list[AddedToken]:
-        """Return the tokens that are matched literally in text. Control tokens and the unknown token are special."""
+        """Return the added tokens, which are found in a text before it is tokenized.
+
+        Control tokens and the unknown token are special tokens. User-defined tokens are not special.
+        """
         kinds = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
         added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
         if sum(len(token) for token, _ in added) > MAX_ADDED_LENGTH:
@@ -63,7 +66,7 @@ class GgufVocabulary:
         return [AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False) for token, kind in added]
 
     def merges(self) -> list[tuple[str, str]]:
-        """Return the pairs of tokens to merge, in order of priority."""
+        """Return the BPE merges: pairs of tokens that become one token, highest priority first."""
         merges = []
         for merge in self.entries("merges", MAX_MERGES, str):
             left, _, right = merge.partition(" ")
@@ -71,7 +74,11 @@ class GgufVocabulary:
         return merges
 
     def token_id(self, kind: str) -> int | None:
-        """Return the id of a special token such as `bos`, or None if the file has no such id."""
+        """Return the id of a special token, or None if the file does not specify it.
+
+        Args:
+            kind: name of the special token in the keys of GGUF metadata, such as `bos`.
+        """
         key = f"{kind}_token_id"
         if f"tokenizer.ggml.{key}" not in self._metadata:
             return None
@@ -83,14 +90,14 @@ class GgufVocabulary:
         return token_id
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean, or `default` if the key is missing."""
+        """Return the boolean at `tokenizer.ggml.{key}`, or `default` if the key is missing."""
         flag = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(flag, bool):
             raise ModelFileError(f"tokenizer.ggml.{key} is not a boolean")
         return flag
 
     def entries(self, key: str, limit: int, *kinds: type[_T]) -> list[_T]:
-        """Return a required list of at most `limit` entries of the given types."""
+        """Return the list at `tokenizer.ggml.{key}`, which must have at most `limit` entries of the types `kinds`."""
         values = gguf_value(self._metadata, key, list)
         if len(values) > limit:
             raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")
@@ -100,10 +107,10 @@ class GgufVocabulary:
 
 
 def gguf_value(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    """Return the value of `tokenizer.ggml.{key}`.
+    """Return the value at `tokenizer.ggml.{key}` in a GGUF file's metadata.
 
     Raises:
-        ModelFileError: the key is missing or has another type.
+        ModelFileError: the key is missing, or the type of its value is not `kind`.
     """
     key = f"tokenizer.ggml.{key}"
     if key not in metadata:

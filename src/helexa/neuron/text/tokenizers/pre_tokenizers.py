@@ -1,7 +1,8 @@
-"""Pre-tokenization rules of byte-level BPE vocabularies, by the names in GGUF files.
+"""Pre-tokenization rules of byte-level BPE vocabularies, by the names that GGUF files use for them.
 
-The names are those of llama.cpp (`llama-vocab.cpp`). Some rules follow a model's tokenizer.json instead of llama.cpp:
-in Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
+The names and most rules are those of llama.cpp (`llama-vocab.cpp`). Some rules follow the tokenizer.json of the model
+instead. They differ from llama.cpp in Unicode normalization, and in patterns that llama.cpp's regular expressions
+cannot express.
 """
 
 from typing import NamedTuple
@@ -11,13 +12,13 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Split
 
 
 class PreTokenizer(NamedTuple):
-    """Rules that split text before the merges apply.
+    """Rules that split a text into pieces before BPE merges are applied to each piece.
 
     Attributes:
-        split: the pre-tokenizer; its output uses the byte-level alphabet.
-        normalizer: normalization applied to the text first.
-        ignore_merges: whether a piece of text that is in the vocabulary becomes one token without applying merges.
-        add_bos: whether a prompt begins with the beginning-of-sequence token if the file does not specify it.
+        split: the pre-tokenizer. It returns pieces in the byte-level alphabet, in which a character represents a byte.
+        normalizer: Unicode normalization of the text before splitting, or None.
+        ignore_merges: whether a piece that is in the vocabulary becomes one token without applying merges.
+        add_bos: whether a prompt begins with the beginning-of-sequence token if the GGUF file does not specify this.
     """
 
     split: pre_tokenizers.PreTokenizer
@@ -35,7 +36,10 @@ def _sequence(*steps: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenize
 
 
 def _pieces(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits by each pattern in turn, into matches and the text between matches."""
+    """Return a pre-tokenizer that splits a text at the matches of the regular expressions `patterns`.
+
+    The patterns are applied one after the other. Both the matches and the text between them become pieces.
+    """
     return _sequence(*(Split(Regex(pattern), behavior="isolated") for pattern in patterns), _BYTES)
 
 
@@ -44,12 +48,27 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _cl100k(number: str, letter: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
-    """Return the word pattern of tiktoken's cl100k family, with the given pattern for numbers."""
+    """Return the regular expression for the words of tiktoken's cl100k encoding and its variants.
+
+    Args:
+        number: pattern for numbers.
+        letter: content of the character class for letters.
+        line_ends: pattern for line ends after punctuation.
+    """
     return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|{number}| ?[^\s{letter}\p{{N}}]+{line_ends}|{_SPACES}"
 
 
 def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*", excluded: str = "") -> str:
-    """Return the word pattern of tiktoken's o200k family, in which a change to upper case also begins a word."""
+    """Return the regular expression for the words of tiktoken's o200k encoding and its variants.
+
+    A change from lower case to upper case also begins a new word.
+
+    Args:
+        number: pattern for numbers.
+        suffix: pattern for contractions such as `'s` after a word.
+        line_ends: pattern for line ends after punctuation.
+        excluded: addition to the character classes of letters, which excludes some characters from them.
+    """
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
     word = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
@@ -149,4 +168,4 @@ _RULES: tuple[tuple[PreTokenizer, str], ...] = (
 )
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rules for rules, names in _RULES for name in names.split()}
-"""Rules by the name in `tokenizer.ggml.pre`."""
+"""Pre-tokenization rules by the value of `tokenizer.ggml.pre` in GGUF files."""

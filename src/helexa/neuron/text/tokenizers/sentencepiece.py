@@ -1,4 +1,8 @@
-"""Build SentencePiece BPE tokenizers from GGUF files: pieces with scores, `▁` for a space, byte tokens as fallback."""
+"""Build SentencePiece BPE tokenizers from the vocabularies of GGUF files.
+
+SentencePiece calls a token a piece. Each piece has a score, `▁` represents a space, and characters without a piece are
+encoded as byte tokens.
+"""
 
 import math
 from collections.abc import Iterator
@@ -11,16 +15,16 @@ from helexa.neuron.text.tokenizers.backend_errors import backend_errors
 from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary, TokenType
 
 MAX_SQUARED_LENGTHS = 1 << 26
-"""Maximum sum of squared piece lengths, which bounds the characters copied to enumerate all splits."""
+"""Maximum sum of the squared lengths of all pieces. It limits the work of `merges_from_scores`."""
 
 
 def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:
-    """Return a tokenizer that merges characters into pieces.
+    """Return a SentencePiece BPE tokenizer of the `tokenizers` library.
 
     Args:
-        vocabulary: the pieces.
-        merges: the pairs of pieces to merge, in order of priority.
-        space_prefix: whether a space is added before each stretch of text between added tokens.
+        vocabulary: the vocabulary of the GGUF file.
+        merges: pairs of pieces that become one piece, highest priority first.
+        space_prefix: whether a space is added before the text, and before the text after each added token.
 
     Raises:
         ModelFileError: the merges do not match the vocabulary.
@@ -36,13 +40,15 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
 
 
 def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """Return merges that reproduce SentencePiece, which always merges the adjacent pair with the best score.
+    """Return the BPE merges that correspond to the scores of the pieces in `vocabulary`, highest priority first.
 
-    Each split of a piece into two pieces is a merge; merges are sorted by the score of the piece. Pieces with equal
-    scores are sorted by id, which is the order of the merges in files whose converter did not know the scores.
+    SentencePiece has no list of merges: it always merges the adjacent pair whose result has the best score. Each way to
+    split a piece into two other pieces is therefore a merge, and merges are sorted by the score of the merged piece.
+    Pieces with equal scores are sorted by id. Some converters do not know the scores and write equal scores, and the
+    ids are then in the order of the merges.
 
     Raises:
-        ModelFileError: the scores are malformed, or the pieces are longer than in any real model.
+        ModelFileError: the scores are invalid, or the pieces are longer than in any real model.
     """
     scores = vocabulary.entries("scores", MAX_TOKENS, float, int)
     if len(scores) != len(vocabulary.tokens):

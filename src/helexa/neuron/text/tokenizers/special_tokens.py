@@ -1,6 +1,6 @@
-"""Read the special tokens that chat templates use by name: `bos_token`, `eos_token` and others.
+"""Read the special tokens that chat templates use as variables: `bos_token`, `eos_token` and others.
 
-As in `transformers`, templates get the tokens that a model's files define; other names are undefined.
+As in `transformers`, a variable is defined only if the model's files define the token.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,9 @@ _GGUF_KEYS = {
 
 
 def special_tokens_in_directory(path: Path) -> dict[str, str]:
-    """Return the special tokens in `tokenizer_config.json` and `special_tokens_map.json`: name -> text.
+    """Return the special tokens of the model directory `path`: a dict from variable name to text.
+
+    The tokens are read from `tokenizer_config.json` and `special_tokens_map.json`.
 
     Raises:
         ModelFileError: one of the files contains no JSON object.
@@ -36,13 +38,16 @@ def special_tokens_in_directory(path: Path) -> dict[str, str]:
 
 
 def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the special tokens in a GGUF file's metadata: name -> text."""
+    """Return the special tokens in a GGUF file's metadata: a dict from variable name to text."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_KEYS.items()}
     texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(token: Any) -> str | None:
-    """Return the text of a token that a configuration gives as a string or an object; None for other values."""
+    """Return the text of a special token, which configurations specify as a string or as an object with `content`.
+
+    Return None for other values.
+    """
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""Convert a vocabulary's tokens to the bytes of the text they represent."""
+"""Convert the tokens of a vocabulary to the bytes of text that they represent."""
 
 import json
 import re
@@ -14,7 +14,11 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of byte-level vocabularies: character -> byte; printable bytes map to themselves."""
+    """Return the alphabet of byte-level vocabularies: a dict from character to the byte that it represents.
+
+    Printable bytes are represented by the character with the same code. The other bytes are represented by the
+    characters from U+0100.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -28,10 +32,10 @@ Speller = Callable[[str], bytes]
 
 
 def token_spellers(backend: Tokenizer) -> tuple[Speller, Speller]:
-    """Return functions that map a token's text to its bytes, according to the tokenizer's decoder.
+    """Return functions that convert the vocabulary text of a token to bytes, as the tokenizer's decoder does.
 
     Returns:
-        The function for the model's own tokens, and the function for added tokens that are not special.
+        A function for the tokens of the tokenization model, and a function for added tokens that are not special.
 
     Raises:
         ModelFileError: the decoder is not byte-level, SentencePiece or WordPiece.

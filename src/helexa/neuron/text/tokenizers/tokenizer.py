@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to token ids and back."""
+"""A model's tokenizer: converts text to token ids and token ids to text."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -25,12 +25,12 @@ _END_OF_MESSAGE = "<|end|>"
 
 
 class Tokenizer:
-    """A model's vocabulary and tokenization rules; thread-safe.
+    """A model's vocabulary and tokenization rules. Tokenizers are thread-safe.
 
     Attributes:
-        bos_id: the beginning-of-sequence token, or None.
-        eos_id: the end-of-sequence token in the model's files, or None.
-        eos_ids: all tokens that end generation.
+        bos_id: id of the beginning-of-sequence token, or None.
+        eos_id: id of the end-of-sequence token that the model's files specify, or None.
+        eos_ids: ids of all tokens that end generation.
         add_bos: whether `encode(..., add_special=True)` puts `bos_id` first.
         add_eos: whether `encode(..., add_special=True)` puts `eos_id` last.
     """
@@ -58,10 +58,10 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """Return the tokenizer in the metadata of a GGUF file.
+        """Build the tokenizer that the metadata of a GGUF file describes.
 
         Raises:
-            ModelFileError: the kind of tokenizer is not supported, or a key is malformed.
+            ModelFileError: the type of tokenizer is not supported, or the value of a key is invalid.
         """
         file = GgufTokenizer(metadata)
         return cls(
@@ -75,10 +75,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer":
-        """Return the tokenizer in `tokenizer.json`, with the special tokens of the accompanying files.
+        """Build the tokenizer from `tokenizer.json` and the other configuration files in the model directory `path`.
 
         Raises:
-            ModelFileError: a file is missing or malformed, or the kind of tokenizer is not supported.
+            ModelFileError: a file is missing or malformed, or the type of tokenizer is not supported.
         """
         backend = read_tokenizer_json(path / "tokenizer.json")
         config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
@@ -101,14 +101,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of `text`.
 
-        Control tokens spelled out in the text become control tokens, as in Hugging Face's tokenizers. Rendered chat
-        templates need this behavior. A message that contains the text of a control token is therefore not distinguished
-        from the template.
+        If the text contains the text of a control token, such as `<|im_end|>`, it becomes this control token, as in
+        Hugging Face's tokenizers. Rendered chat templates need this behavior. As a consequence, a user's message can
+        contain control tokens.
 
         Args:
-            text: any text; lone surrogates are read as U+FFFD.
-            add_special: add the beginning-of-sequence and end-of-sequence tokens that the model's files request.
-            parse_special: if False, control tokens in the text are encoded as plain text.
+            text: any text. Lone surrogates are read as U+FFFD.
+            add_special: whether to add the beginning-of-sequence and end-of-sequence tokens, if the model's files
+                request them.
+            parse_special: if False, the texts of control tokens are encoded as plain text.
 
         Raises:
             ModelFileError: the `tokenizers` library fails, which happens only with invalid tokenization rules.
@@ -127,14 +128,22 @@ class Tokenizer:
         return [*first, *ids, *last]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Return the text of the tokens `ids`. Invalid UTF-8 becomes U+FFFD; a leading SentencePiece space is kept."""
+        """Return the text of the tokens `ids`.
+
+        Invalid UTF-8 becomes U+FFFD. Unlike in Hugging Face's tokenizers, the leading space of SentencePiece is kept.
+
+        Args:
+            ids: token ids.
+            skip_special: whether control tokens are omitted.
+        """
         spelled = b"".join([self.token_bytes(token_id, skip_special=skip_special) for token_id in ids])
         return spelled.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """Return the bytes of a token.
+        """Return the bytes of text that a token represents.
 
-        The result is empty for an id outside the vocabulary, and for control tokens if `skip_special`.
+        The result is empty for an id outside the vocabulary. It is also empty for a control token if `skip_special` is
+        true.
         """
         added = self._added.get(token_id)
         if added is not None:
@@ -145,24 +154,24 @@ class Tokenizer:
         return b"" if token is None else self._spell(token)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token spelled exactly `text` in the vocabulary, or None."""
+        """Return the id of the token whose text in the vocabulary is exactly `text`, or None if there is none."""
         return self._backend.token_to_id(text)
 
     def token_text(self, token_id: int | None) -> str | None:
-        """Return the token as spelled in the vocabulary, or None for an id outside the vocabulary."""
+        """Return the text of a token as in the vocabulary, or None if the id is outside the vocabulary."""
         if token_id is None or token_id < 0:
             return None
         added = self._added.get(token_id)  # the library would return the normalized text of the token
         return self._backend.id_to_token(token_id) if added is None else added.content
 
     def added_text(self, token_id: int) -> str:
-        """Return the text of an added token, such as a control token or marker; "" for other tokens."""
+        """Return the text of an added token, such as a control token. Return "" for other tokens."""
         added = self._added.get(token_id)
         return "" if added is None else added.content
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """A tokenizer with the same model that does not match control tokens."""
+        """Copy of the tokenizer that does not recognize control tokens and encodes their texts as plain text."""
         twin = tokenizers.Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             twin.normalizer = self._backend.normalizer
@@ -174,14 +183,20 @@ class Tokenizer:
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
-    """Return the id of a token that a configuration gives as a string or an object."""
+    """Return the id of a token that a configuration file specifies as a string or as an object with `content`.
+
+    Return None if the value or the token is invalid.
+    """
     if isinstance(token, dict):
         token = token.get("content")
     return backend.token_to_id(token) if isinstance(token, str) else None
 
 
 def _configured_ends(path: Path, vocab_size: int) -> list[int]:
-    """Return the end token ids of the first configuration file that has valid ids; invalid values are ignored."""
+    """Return the ids of end tokens in `generation_config.json` or `config.json`.
+
+    The first file with valid ids is used. Invalid ids are ignored.
+    """
     for name in ("generation_config.json", "config.json"):
         try:
             config = read_object(path / name)

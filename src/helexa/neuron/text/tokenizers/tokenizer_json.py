@@ -1,4 +1,4 @@
-"""Read `tokenizer.json`."""
+"""Read a model's `tokenizer.json`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ MAX_BYTES = 64 << 20
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizer.json` file, with truncation and padding disabled.
+    """Return the tokenizer in the `tokenizer.json` file at `path`, with truncation and padding disabled.
 
     Raises:
         ModelFileError: the file cannot be read, exceeds a size limit, or is rejected by the `tokenizers` library.
@@ -29,7 +29,10 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 
 
 def _added_length(file: dict[str, Any]) -> int:
-    """Return the total number of characters of the added tokens; malformed tokens count 0."""
+    """Return the total number of characters in the added tokens of a parsed `tokenizer.json`.
+
+    Malformed tokens are not counted.
+    """
     added = file.get("added_tokens")
     contents = (token.get("content") for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
     return sum(len(content) for content in contents if isinstance(content, str))

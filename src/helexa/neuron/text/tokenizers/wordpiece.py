@@ -1,4 +1,7 @@
-"""Build BERT's WordPiece tokenizers from GGUF files, in which tokens that begin a word have the prefix `▁`."""
+"""Build BERT's WordPiece tokenizers from the vocabularies of GGUF files.
+
+In GGUF files, a token at the beginning of a word has the prefix `▁`, and other tokens have no prefix.
+"""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -7,7 +10,9 @@ from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenT
 
 
 def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
-    """Return a WordPiece tokenizer with the usual spelling: `##` before tokens that continue a word.
+    """Return a WordPiece tokenizer of the `tokenizers` library.
+
+    Its tokens are spelled in the usual form: tokens that continue a word have the prefix `##`.
 
     Raises:
         ModelFileError: two tokens have the same spelling after the conversion.

@@ -1,6 +1,6 @@
-"""Convert GGUF's stored bytes to weights; block types keep their exact codes and scales.
+"""Decode the bytes of GGUF tensors to weights. Quantized types keep their exact codes and scales.
 
-A block is a run of codes along K with its scale or scales.
+GGUF stores a quantized row as a sequence of blocks. A block contains the codes of adjacent columns and their scales.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return fields(packed, 1).bitwise_left_shift_(4)
 
 
-# Decoders by type. A decoder returns one row per block.
+# Decoder of each quantized type. A decoder returns a matrix with one row per block.
 _BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q4_0: _q4_0,
     GgmlType.Q4_1: _q4_1,
@@ -68,9 +68,10 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
     """Decode the stored bytes of a tensor to a weight of `shape`.
 
     Args:
-        kind: a type of `SUPPORTED_TYPES`.
-        stored: uint8, a tensor's bytes as returned by `GgufFile.read`; plain tensors share this memory.
-        shape: shape of the tensor; its last dimension must be a multiple of the block size.
+        kind: a type in `SUPPORTED_TYPES`.
+        stored: the tensor's bytes as uint8, as returned by `GgufFile.read`. If the type is not quantized, the result
+            shares the memory of `stored`.
+        shape: shape of the tensor. Its last dimension must be a multiple of the type's block size.
     """
     raw = torch.from_numpy(stored)
     if kind in PLAIN_TYPES:
@@ -80,7 +81,10 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
 
 
 def growth(kind: GgmlType) -> float:
-    """Return the size of a decoded and packed weight of this type relative to its size in the file."""
+    """Return how many times larger a weight of type `kind` is in memory than in the GGUF file.
+
+    The size in memory is that of codes packed to `GroupwiseTensor.bits` bits, with their scales and minimums.
+    """
     elements, nbytes = BLOCK_SIZES[kind]
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
     if isinstance(block, Tensor):

@@ -1,4 +1,4 @@
-"""A GGUF model as a checkpoint with Hugging Face's names, configuration and layout."""
+"""Open a GGUF model as a checkpoint with the tensor names, configuration and tensor layout of Hugging Face."""
 
 import logging
 from dataclasses import replace
@@ -26,14 +26,16 @@ _WARNING_GROWTH = 1.25
 class GgufCheckpoint:
     """The `Checkpoint` of a GGUF model.
 
-    Tensors have the names, shapes and values of a text-only Hugging Face model, except for the experts of a layer.
-    Experts are three tensors: `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H], and `down_proj.weight` [E,
-    H, I]. The gpt_oss models also have biases, `mlp.experts.gate_proj.bias` [E, I] and so on; unlike Hugging Face's
-    gpt_oss tensors, gate and up are separate and no tensor is transposed.
+    Tensors have the names, shapes and values of a text-only Hugging Face model, except for the experts of a layer. The
+    E experts of a layer are three tensors: `mlp.experts.gate_proj.weight` and `mlp.experts.up_proj.weight` [E, I, H],
+    and `mlp.experts.down_proj.weight` [E, H, I]. H is the hidden size, and I is the intermediate size of an expert.
+
+    The experts of gpt_oss models also have biases, such as `mlp.experts.gate_proj.bias` [E, I]. Unlike in Hugging
+    Face's gpt_oss models, gate and up are separate tensors, and no tensor is transposed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path` and, for a model in parts, the other parts.
+        """Open the GGUF file at `path`. If the model is split into several files, open all files.
 
         Raises:
             ModelFileError: the file is invalid, or a tensor type or the model architecture is not supported.
@@ -54,15 +56,15 @@ class GgufCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Return tensor names in the file's order."""
+        """Return the Hugging Face names of the tensors, in the order of the file."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of tensor `name`."""
+        """Return the shape of tensor `name` in Hugging Face's layout."""
         return self._layout.shape(name, self._find(name).shape)
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`, or only the matrix at `index` of a stacked tensor."""
+        """Return tensor `name` in Hugging Face's layout. With `index`, return one matrix of a stack of matrices."""
         tensor = self._find(name)
         stored = self._file.read(tensor.name, index)
         shape = self.shape(name) if index is None else tensor.shape[1:]
@@ -85,7 +87,7 @@ class GgufCheckpoint:
         return self._on_meta[key]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the model's files."""
         self._file.close()
 
     def _find(self, name: str) -> GgufTensor:
@@ -126,7 +128,10 @@ class GgufCheckpoint:
         return None if scale is tensor else scale
 
     def _apply_scale(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
-        """Multiply the weight by its separate scale, if any: one number per tensor or per stacked matrix."""
+        """Multiply `weight` by the tensor's `.scale` tensor, if the file contains one (NVFP4).
+
+        A `.scale` tensor has a single number, or one number per matrix of a stack of matrices.
+        """
         scale = self._find_scale(tensor)
         if scale is None:
             return weight
@@ -146,7 +151,7 @@ class GgufCheckpoint:
         return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
 
     def _warn_of_growth(self) -> None:
-        """Log one warning per type whose weights need much more memory than in the file."""
+        """Log a warning for each tensor type that needs much more memory than space in the file."""
         for kind in sorted({tensor.type for tensor in self._tensors.values()}):
             factor = growth(kind)
             if factor > _WARNING_GROWTH:

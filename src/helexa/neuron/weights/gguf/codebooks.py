@@ -1,8 +1,11 @@
-"""Codebooks of ggml's smallest types: the allowed combinations of codes.
+"""Codebooks of ggml's smallest quantization types, IQ1 to IQ3.
 
-A codebook is an ascending set of numbers. The digits of a number, lowest first, are the codes of adjacent weights:
-eight digits in base 3 for IQ1 and IQ2, four digits in base 8 for IQ3. The set is stored as one bit per possible number,
-compressed with zlib and base85. The sets come from ggml (MIT): `kgrid_*` in `ggml-quants.c`.
+These types store the codes of several adjacent weights as one index into a codebook, which lists the allowed
+combinations of codes. A combination is stored as one number, and its codes are the digits of the number, lowest digit
+first. Numbers have eight digits in base 3 for IQ1 and IQ2, and four digits in base 8 for IQ3.
+
+The numbers of a codebook are in ascending order. `_BOOKS` stores them as a bitmap with one bit per possible number,
+compressed with zlib and base85. The codebooks come from ggml (MIT): `kgrid_*` in `ggml-quants.c`.
 """
 
 import base64
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
-# Type -> base, digits per number, packed bits.
+# Type -> base of the digits, digits per number, compressed bitmap of the numbers.
 _BOOKS: dict[GgmlType, tuple[int, int, str]] = {
     GgmlType.IQ1_S: (
         3,
@@ -74,9 +77,10 @@ _BOOKS: dict[GgmlType, tuple[int, int, str]] = {
 
 @functools.cache
 def codebook(kind: GgmlType) -> Tensor:
-    """Return the entries of a type's codebook, [256] to [2048].
+    """Return the entries of the codebook for type `kind`: a tensor of 256 to 2048 integers.
 
-    An entry is an integer with one byte per code, lowest byte first: int64 for eight codes, int32 for four codes.
+    An entry holds the codes of adjacent weights, one code per byte, with the first code in the lowest byte. Entries are
+    int64 for eight codes and int32 for four codes.
     """
     base, digits, packed = _BOOKS[kind]
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.uint8))

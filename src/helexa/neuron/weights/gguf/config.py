@@ -1,6 +1,6 @@
-"""Convert a GGUF header to the keys of Hugging Face's `config.json`, without torch.
+"""Convert the metadata of a GGUF header to a configuration with the keys of Hugging Face's `config.json`.
 
-The meaning of each key follows llama.cpp's converters (`conversion/`).
+This module does not import torch. The meaning of each key follows llama.cpp's converters (`conversion/`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,11 @@ _ConfigReader = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """Return the model's flat configuration with all keys that the model's architecture needs.
+    """Return the model's configuration, with all keys that the model's architecture needs.
 
-    `rope_parameters` holds the parameters of the rotary embedding. `layer_types` lists the layer kinds of models with
-    several kinds of layers. Multi-token prediction layers (`nextn`) are not counted.
+    `rope_parameters` holds the parameters of the rotary embedding. If a model has several types of layers, for example
+    full and linear attention, `layer_types` lists the type of each layer. `num_hidden_layers` does not count
+    multi-token prediction layers (`nextn`).
 
     Raises:
         ModelFileError: a key is missing or has the wrong type (the message names the key), or the architecture is not
@@ -180,9 +181,10 @@ def _windowed(metadata: Metadata, config: Mapping[str, Any], every: int) -> list
 
 
 def _layer_types(metadata: Metadata, config: Mapping[str, Any], marked: str, key: str, every: int) -> list[str]:
-    """Return the type of each layer: `marked` for layers that the list at `key` marks, else `full_attention`.
+    """Return the type of each layer, which is either `marked` or `full_attention`.
 
-    Without a list, each `every`-th layer has full attention and all other layers are `marked`.
+    If the metadata has a list of flags at `key`, the layers with a true flag have the type `marked`. Without a list,
+    each `every`-th layer has full attention and all other layers have the type `marked`.
     """
     layers = config["num_hidden_layers"]
     flags = metadata.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]

@@ -1,4 +1,7 @@
-"""GGUF models on disk, in one file or in parts: metadata, tensor table and raw tensor bytes, without torch."""
+"""Read GGUF models, in one file or split into several files: metadata, tensor table and the bytes of tensors.
+
+This module does not import torch.
+"""
 
 import re
 from pathlib import Path
@@ -15,13 +18,14 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 class GgufFile:
-    """A GGUF model with validated headers.
+    """A GGUF model, in one file or split into several files. All headers are read and validated.
 
     Attributes:
-        path: the file, or the first of its parts.
+        path: the GGUF file. Of a split model, the first file.
         version: GGUF version, 2 or 3.
-        metadata: numbers, booleans, strings and lists by key, from the first part.
-        tensors: the tensor tables of all parts by name, in file order.
+        metadata: metadata by key: numbers, booleans, strings and lists. Of a split model, the metadata of the first
+            file.
+        tensors: type, shape and position of the tensors of all files, by name and in file order.
     """
 
     def __init__(self, path: Path, header: GgufHeader) -> None:
@@ -34,12 +38,13 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Read and validate the header of the file at `path`; tensor reads open the file again.
+        """Read and validate the header of the GGUF file at `path`.
 
-        For the first file of a model in parts (`..-00001-of-00003.gguf`), the other parts are opened, too.
+        If the file is the first of a split model (`..-00001-of-00003.gguf`), the headers of the other files are read,
+        too. The files do not stay open. `read` opens them again.
 
         Raises:
-            ModelFileError: a file cannot be read or is not a valid GGUF file, or the parts do not belong to one model.
+            ModelFileError: a file cannot be read or is not a valid GGUF file, or the files do not belong to one model.
         """
         opened = cls(path, read_header(path))
         count = opened._number("split.count", 1)
@@ -60,10 +65,10 @@ class GgufFile:
         return architecture
 
     def read(self, name: str, index: int | None = None) -> "np.ndarray":
-        """Return the stored bytes of tensor `name`, or of the matrix at `index` of a stacked tensor.
+        """Return the stored bytes of tensor `name`. With `index`, return those of one matrix of a stack of matrices.
 
         Returns:
-            uint8, as returned by `TensorFile.read`.
+            A uint8 array, which is a memory mapping of the file (see `TensorFile.read`).
 
         Raises:
             ModelFileError: the tensor or matrix does not exist, or the file cannot be read.
@@ -80,7 +85,7 @@ class GgufFile:
         return self._files[name].read(offset, nbytes, name)
 
     def close(self) -> None:
-        """Close the files; headers and tables stay available."""
+        """Close the files. Metadata and tensor table stay available."""
         for file in self._files.values():
             file.close()
 
@@ -120,7 +125,11 @@ class GgufFile:
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all files of a model in parts, derived only from the name of one file."""
+    """Return the names of all files of a split GGUF model, given the `name` of one of its files.
+
+    The function does not check whether the files exist. If `name` is not the name of a split model, it is the only
+    result.
+    """
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
@@ -128,7 +137,7 @@ def part_names(name: str) -> list[str]:
 
 
 def gguf_models(folder: Path) -> list[Path]:
-    """Return the GGUF models in a folder, sorted by name; for models in parts, the first part.
+    """Return the GGUF models in `folder`, sorted by name. A split model is represented by its first file.
 
     Files of vision and audio encoders (`mmproj..`) are skipped.
     """

@@ -1,10 +1,10 @@
-"""Tensor types of GGUF files and their block sizes."""
+"""Tensor types of GGUF files and their quantization block sizes."""
 
 from enum import IntEnum
 
 
 class GgmlType(IntEnum):
-    """A ggml tensor type; the value is the type id in the file."""
+    """A ggml tensor type. The values are the type ids in GGUF files."""
 
     F32 = 0
     F16 = 1

@@ -1,6 +1,7 @@
-"""Read the header of GGUF files (versions 2 and 3) without torch: metadata and tensor table.
+"""Read the header of a GGUF file (version 2 or 3), which contains the metadata and the tensor table.
 
-The file is untrusted input: each size, count and offset is checked against the file size before use.
+This module does not import torch. The file is untrusted input: each size, count and offset is checked against the file
+size before use.
 """
 
 import math
@@ -35,14 +36,14 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One row of the tensor table.
+    """Type, shape and position of one tensor, from the tensor table of a GGUF file.
 
     Attributes:
         name: the tensor's name in the file.
         type: ggml type of the elements.
-        shape: dimensions in torch's order, slowest first ([N, K] for a linear layer).
+        shape: dimensions in torch's order, slowest first. A linear layer with K inputs and N outputs has [N, K].
         offset: first byte of the tensor, from the start of the file.
-        nbytes: number of bytes of the tensor.
+        nbytes: number of bytes of the tensor in the file.
     """
 
     name: str
@@ -54,13 +55,13 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Validated header of a file.
+    """The validated header of a GGUF file.
 
     Attributes:
         size: size of the file, in bytes.
         version: GGUF version, 2 or 3.
-        metadata: numbers, booleans, strings and lists by key.
-        tensors: the tensor table by name, in file order.
+        metadata: metadata by key: numbers, booleans, strings and lists.
+        tensors: the entries of the tensor table by tensor name, in file order.
     """
 
     size: int
@@ -84,12 +85,12 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Return whether a metadata value can appear unchanged in an error message."""
+    """Return whether a metadata value is a printable, short string, so that an error message can contain it."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 
 class _HeaderReader:
-    """Parser of one file's header; reads the file once from its beginning."""
+    """Parser for the header of one GGUF file. It reads the file once, from the beginning."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file = file

@@ -1,4 +1,8 @@
-"""Decode the K types: blocks of 256 codes in groups. A group's scale is a small code times the block's scale."""
+"""Decode ggml's K types (Q2_K to Q8_K).
+
+A block contains 256 codes in groups of 16 or 32. The scale of a group is the product of a small integer code and the
+block's scale.
+"""
 
 from collections.abc import Callable
 
@@ -58,15 +62,18 @@ K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q6_K: _q6_k,
     GgmlType.Q8_K: _q8_k,
 }
-"""Decoders by type: one row per block, uint8 [blocks, bytes] -> [blocks, 256]."""
+"""Decoder of each K type. It converts the blocks uint8 [blocks, bytes] to a matrix [blocks, 256], one row per block."""
 
 
 def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
-    """Return the eight scales and minimums of each block of Q4_K or Q5_K.
+    """Return the eight scales and eight minimums of each block of type Q4_K or Q5_K.
 
-    Twelve bytes hold the 6-bit codes: four scales, four minimums, then the low nibbles of the other four scales and
-    minimums. The upper two bits of the first eight bytes complete these other codes. ggml subtracts the minimum;
-    `GroupwiseTensor` adds it.
+    Twelve bytes of a block hold their 6-bit codes. Bytes 0 to 3 hold scales 0 to 3 in their low 6 bits, and bytes 4 to
+    7 hold minimums 0 to 3 in the same way. Bytes 8 to 11 hold the low 4 bits of scales 4 to 7 (low nibbles) and of
+    minimums 4 to 7 (high nibbles). The upper two bits of bytes 0 to 7 are the upper bits of these later scales and
+    minimums.
+
+    ggml subtracts minimums. The returned minimums are negated, because `GroupwiseTensor` adds them.
     """
     scales, minima, rest = blocks[:, 4:16].unflatten(-1, (3, 4)).unbind(1)
     scale = torch.cat((scales & 0x3F, rest & 0x0F | scales >> 6 << 4), dim=-1)

@@ -1,6 +1,6 @@
-"""Convert the layout of GGUF's tensors to Hugging Face's layout.
+"""Convert tensors from the layout of GGUF files to Hugging Face's layout.
 
-The conversions undo the changes of llama.cpp's converters: `conversion/llama.py`, `gemma.py` and `qwen.py`.
+The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`, `gemma.py` and `qwen.py`.
 """
 
 import re
@@ -19,13 +19,17 @@ _LAYER = re.compile(r"model\.layers\.\d+\.", re.ASCII)
 
 
 class GgufLayout:
-    """The layout conversions that one model's tensors need.
+    """Converts the tensors of one GGUF model to Hugging Face's layout.
+
+    GGUF files differ from Hugging Face's checkpoints in the following ways:
 
     * llama: the rows of q and k are interleaved in pairs for ggml's rotary embedding.
-    * gemma3, qwen3next, qwen35, qwen35moe: norms hold `1 + w`, except the norm inside linear attention.
-    * Linear attention: `A_log` is stored as `-exp(A_log)`, and the convolution lacks its middle dimension of 1.
-    * qwen35, qwen35moe: value heads are ordered round-robin over the key heads instead of grouped by key head.
-    * The gate of a shared expert may be a vector.
+    * gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm inside linear
+      attention.
+    * Linear attention: `A_log` is stored as `-exp(A_log)`, and the convolution weight lacks the middle dimension of
+      size 1.
+    * qwen35, qwen35moe: value heads are ordered round-robin over the key heads. Hugging Face groups them by key head.
+    * The gate of a shared expert may be a vector [K] instead of a matrix [1, K].
 
     Args:
         architecture: architecture of the GGUF file.
@@ -40,7 +44,7 @@ class GgufLayout:
         self._value_heads = _ValueHeads(config) if architecture in _ROUND_ROBIN_HEADS else None
 
     def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the Hugging Face shape of tensor `name` for the stored shape `stored`."""
+        """Return the shape of tensor `name` in Hugging Face's layout. `stored` is its shape in the GGUF file."""
         if name.endswith(".linear_attn.conv1d.weight") and len(stored) == 2:
             return (stored[0], 1, stored[1])
         if name.endswith(".mlp.shared_expert_gate.weight") and len(stored) == 1:
@@ -50,7 +54,9 @@ class GgufLayout:
     def restore(self, name: str, weight: Weight) -> Weight:
         """Convert the weight of tensor `name` to Hugging Face's layout.
 
-        The shape of `weight` is the result of `shape`.
+        Args:
+            name: Hugging Face name of the tensor.
+            weight: the weight, which must already have the shape that the method `shape` returns.
 
         Raises:
             ModelFileError: the number of rows or columns does not match the configuration.
@@ -69,9 +75,10 @@ class GgufLayout:
 
 
 class _ValueHeads:
-    """Reorder value heads of linear attention.
+    """Restores Hugging Face's order of value heads in the tensors of linear attention.
 
-    The order changes from (k0 v0, k1 v0, .., k0 v1, ..) to (k0 v0, k0 v1, .., k1 v0, ..).
+    Several value heads share a key head. GGUF orders value heads by their number within the key head: (k0 v0, k1 v0,
+    .., k0 v1, k1 v1, ..). Hugging Face orders them by key head: (k0 v0, k0 v1, .., k1 v0, k1 v1, ..).
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -120,7 +127,11 @@ class _ValueHeads:
 
 
 def _restore_halves(name: str, weight: Weight, heads: int) -> Weight:
-    """Reorder the rows of each head from (0, h, 1, h + 1, ..) to (0, 1, .., h, h + 1, ..), h = half a head."""
+    """Reorder the rows of each attention head from GGUF's interleaved order to Hugging Face's order.
+
+    For a head of 2h rows, GGUF stores Hugging Face's rows in the order (0, h, 1, h + 1, ..). The result has the order
+    (0, 1, .., h, h + 1, ..).
+    """
     if weight.shape[0] % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
 

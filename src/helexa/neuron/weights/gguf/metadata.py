@@ -1,4 +1,4 @@
-"""Typed access to the metadata of a GGUF model, without torch."""
+"""Typed access to the metadata of a GGUF model. This module does not import torch."""
 
 import math
 from typing import Any
@@ -11,13 +11,16 @@ _MAX_INTEGER = 2**31 - 1
 
 
 class Metadata:
-    """Metadata of a GGUF model; keys are relative to the architecture's prefix.
+    """Metadata of a GGUF model, read by keys without the architecture's prefix.
+
+    For example, the key `block_count` means `llama.block_count` in a model of architecture `llama`.
 
     Attributes:
         architecture: the value of `general.architecture`.
 
     Raises:
-        ModelFileError: a key is missing or has the wrong type; the message names the key.
+        ModelFileError: a key without a default is missing, or a value is invalid. The message names the key. All
+            methods raise this error.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -28,9 +31,9 @@ class Metadata:
         return f"{self.architecture}.{key}" in self._file.metadata
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of at least `least`, or `default` if the key is missing.
+        """Return the integer at `key`, which must be at least `least`. Return `default` if the key is missing.
 
-        A list with one value per layer is accepted if all values are equal.
+        A list with one integer per layer is accepted if all its integers are equal.
         """
         value = self._value(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
@@ -40,28 +43,34 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive finite number, or `default` if the key is missing."""
+        """Return the positive finite number at `key`, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
             raise self.error(key, "is not a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean, or `default` if the key is missing."""
+        """Return the boolean at `key`, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) is not bool:
             raise self.error(key, "is neither true nor false")
         return value
 
     def text(self, key: str, default: str) -> str:
-        """Return a string that is safe to show in an error message, or `default` if the key is missing."""
+        """Return the string at `key`, or `default` if the key is missing.
+
+        The string must be printable and short, so that an error message can contain it.
+        """
         value = self._value(key, default)
         if not is_name(value):
             raise self.error(key, "is not a name")
         return value
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
-        """Return one boolean for each of the first `layers` layers, or None if the file has no list."""
+        """Return the booleans for the first `layers` layers from the list at `key`.
+
+        Return None if the key is missing or its value is not a list.
+        """
         value = self._value(key, False)
         if not isinstance(value, list):
             return None
@@ -70,7 +79,11 @@ class Metadata:
         return [bool(flag) for flag in value[:layers]]
 
     def token(self, kind: str) -> int | None:
-        """Return the token id of `kind`, which is `bos` or `eos`; None if the file has no such token."""
+        """Return the id of the `bos` or `eos` token, or None if the file does not specify it.
+
+        Args:
+            kind: `bos` or `eos`.
+        """
         value = self._file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value <= _MAX_INTEGER):
             raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token id")

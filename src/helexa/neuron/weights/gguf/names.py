@@ -1,4 +1,7 @@
-"""Map tensor names of GGUF files to Hugging Face's names for each family, without torch."""
+"""Map the tensor names of GGUF files to Hugging Face's names, for each supported architecture.
+
+This module does not import torch.
+"""
 
 import re
 from collections.abc import Mapping
@@ -64,14 +67,17 @@ _NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>\w+)(?P<kind>\.wei
 
 
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
-    """Return the Hugging Face name of tensor `name` in a text-only model, or None if there is no equivalent.
+    """Return the Hugging Face name, in a text-only model, of the GGUF tensor `name`. Return None if there is none.
 
-    Names are those of transformers, except for experts. Experts are one tensor each for gate, up and down:
-    `mlp.experts.gate_proj.weight`, [E, N, K], with `.bias` [E, N]. Rotation factors keep the name `rope_freqs.weight`.
+    Names are those of transformers, except for experts. The experts of a layer are three tensors for gate, up and down.
+    Each has the shape [E, N, K] for E experts with N outputs and K inputs (`mlp.experts.gate_proj.weight`), and may
+    have a bias [E, N]. The frequency factors of the rotary embedding keep their GGUF name `rope_freqs.weight`.
 
     Args:
         architecture: an architecture that `gguf_config` supports.
-        layers: number of layers of the model; later layers are multi-token prediction layers and get None.
+        name: name of the tensor in the GGUF file.
+        layers: number of layers of the model. Tensors of later layers belong to multi-token prediction and have no
+            Hugging Face name.
     """
     match = _NAME.fullmatch(name)
     if match is None or int(match["layer"]) >= layers:

@@ -1,8 +1,11 @@
-"""Decode types whose codes are table indexes: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
+"""Decode ggml types whose codes are indexes into a table of values.
 
-Each table has at most 16 values, so a 4-bit code represents each weight exactly. IQ1 to IQ3 store several weights as
-one codebook entry and the signs separately; here the upper half of the table has the values of the lower half with
-opposite signs.
+These types are IQ1 to IQ4, the ternary and binary types, MXFP4 and NVFP4. A table has at most 16 values, so a 4-bit
+code represents each weight exactly.
+
+IQ2 and IQ3 store the absolute values of several weights as one codebook entry, and the signs separately. The lower half
+of their tables contains the positive values, and the upper half contains the same values with a minus sign. IQ1 stores
+a shift instead of signs: the halves of its table are shifted up and down by 1/8.
 """
 
 from collections.abc import Callable
@@ -36,7 +39,7 @@ _BINARY = _table(-1, 1)
 
 _POWERS_OF_TWO = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
 _EVEN = torch.tensor([signs | signs.bit_count() % 2 << 7 for signs in range(128)], dtype=torch.uint8)
-"""Byte of eight signs for each seven-bit code. The eighth sign makes the number of minus signs even."""
+"""Sign bits of eight weights for each seven-bit code. The eighth bit makes the number of minus signs even."""
 
 
 def _iq1_s(blocks: Tensor) -> GroupwiseTensor:
@@ -99,7 +102,10 @@ def _iq4_xs(blocks: Tensor) -> GroupwiseTensor:
 
 
 def _tq1_0(blocks: Tensor) -> GroupwiseTensor:
-    """Decode TQ1_0: a byte holds up to five ternary digits as a fraction of 256; byte * 3 >> 8 is the first digit."""
+    """Decode TQ1_0, in which a byte holds up to five ternary digits.
+
+    A byte, divided by 256, is a fraction in base 3. `byte * 3 >> 8` is the first digit of the fraction.
+    """
     runs = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)
     # The uint8 product overflows on purpose: it drops the digits before the current digit.
@@ -145,7 +151,7 @@ TABLE_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.MXFP4: _mxfp4,
     GgmlType.NVFP4: _nvfp4,
 }
-"""Decoders by type: one row per block, uint8 [blocks, bytes] -> [blocks, weights]."""
+"""Decoder of each type. It converts uint8 [blocks, bytes] to a matrix [blocks, weights], one row per block."""
 
 
 def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -> GroupwiseTensor:
@@ -153,22 +159,34 @@ def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -
 
 
 def _codes(kind: GgmlType, entries: Tensor) -> Tensor:
-    """Return the codes of codebook entries, [blocks, ...] -> uint8 [blocks, 256]."""
+    """Look up codebook entries by their indexes `entries` and return their codes, uint8 [blocks, 256]."""
     return codebook(kind)[entries.flatten(1).int()].view(torch.uint8)
 
 
 def _signed(codes: Tensor, signs: Tensor) -> Tensor:
-    """Move `codes` [blocks, 256] to the other half of the table if the bit in `signs` [blocks, 32] is set."""
+    """Add 8 to the codes [blocks, 256] of negative weights, which selects the upper half of the table.
+
+    Args:
+        codes: table indexes from 0 to 7.
+        signs: uint8 [blocks, 32], one bit per weight. A set bit is a minus sign.
+    """
     return codes | fields(signs, 1) << 3
 
 
 def _seven_bit_signs(packed: Tensor) -> Tensor:
-    """Return the signs of 32 weights from the low 28 bits of int32 [blocks, 8] -> uint8 [blocks, 32]."""
+    """Return the sign bits of 256 weights per block, uint8 [blocks, 32].
+
+    Args:
+        packed: int32 [blocks, 8]. The low 28 bits of an integer are four seven-bit codes, each for eight weights.
+    """
     return _EVEN[packed[..., None] >> torch.arange(0, 28, 7) & 127].flatten(1)
 
 
 def _odd(unit: Tensor, small: Tensor, divisor: int) -> GroupScale:
-    """Return the scales `unit * (2 * small + 1) / divisor`, divided in float32, since float16 would lose bits."""
+    """Return the scales `unit * (2 * small + 1) / divisor`.
+
+    The division uses float32, because float16 would lose bits.
+    """
     exact = unit if divisor == 1 else unit.float() / divisor
     return GroupScale(exact, (2 * small + 1).byte())
 

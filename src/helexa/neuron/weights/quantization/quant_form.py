@@ -1,4 +1,4 @@
-"""Formats for quantization during loading, and their names."""
+"""Quantization formats to which weights can be converted during loading, and the names of these formats."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ class QuantForm:
     """Format of the codes and scales of a quantized matrix (see `GroupwiseTensor`).
 
     Attributes:
-        name: name of the equivalent ggml type.
+        name: name of the format. It is derived from the name of the equivalent ggml type, for example `q4k` from Q4_K.
         bits: bits per code.
         group_size: number of columns that share a scale.
-        minimum: whether each group has a minimum; otherwise the middle code has the value 0.
-        stretch: number of columns that share a float16 unit; the scales of their groups are small integer multiples of
-            the unit. None if each scale is a float16.
-        weight_bits: bits per weight, including its share of the scales.
+        minimum: whether each group has a minimum. Without minimums, the middle code represents the value 0.
+        stretch: number of columns, in several groups, that share a float16 unit. The scale of each group is then a
+            small integer times the unit. None if each scale is a float16 number without a shared unit.
+        weight_bits: bits per weight, including a weight's share of the scales.
     """
 
     name: str
@@ -28,11 +28,11 @@ class QuantForm:
 
     @property
     def zero(self) -> int:
-        """Code of the value 0, before the minimum is added."""
+        """The code that represents the value 0, before the minimum is added."""
         return 0 if self.minimum else 1 << (self.bits - 1)
 
     def fits(self, columns: int) -> bool:
-        """Return whether rows of `columns` columns divide into full stretches and groups."""
+        """Return whether a row of `columns` columns can be divided into whole groups and whole stretches."""
         return columns % (self.stretch or self.group_size) == 0
 
 
@@ -49,7 +49,7 @@ FORMS = {
         QuantForm("q6k", 6, 16, False, 256, 6.5625),
     )
 }
-"""Formats by name."""
+"""Quantization formats by name."""
 
 AUTO = "auto"
 PLAIN = ("bf16", "f16", "f32")
@@ -75,7 +75,9 @@ _BY_PLAIN_NAME = {name.replace("_", ""): name for name in NAMES} | _ALIASES
 
 
 def quant_named(text: str) -> str:
-    """Return the entry of `NAMES` that `text` names. Case and underscores in `text` are ignored.
+    """Return the name in `NAMES` of the quantization `text`. `text` may be an alias such as `q4`.
+
+    Case and underscores in `text` are ignored.
 
     Raises:
         HelexaError: `text` is not the name of a quantization.
@@ -87,9 +89,9 @@ def quant_named(text: str) -> str:
 
 
 def share_left(text: str) -> float:
-    """Return the approximate size of weights quantized as `text` says, relative to 16-bit weights.
+    """Return the approximate size of weights after the quantization `text`, relative to 16-bit weights.
 
-    For `auto`, return the smallest possible ratio.
+    For `auto`, return the smallest ratio that `auto` can choose.
 
     Raises:
         HelexaError: `text` is not the name of a quantization.
@@ -99,7 +101,7 @@ def share_left(text: str) -> float:
 
 
 def is_quant(text: str) -> bool:
-    """Return whether `text` names a quantization, ignoring case and underscores."""
+    """Return whether `text` is the name or an alias of a quantization. Case and underscores are ignored."""
     return _find_name(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Choice of the load-time quantization of each tensor; docs/quantization.md gives the reasons."""
+"""Choose the load-time quantization of each tensor. docs/quantization.md gives the reasons for the choices."""
 
 import re
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ _MAX_MEMORY_SHARE = 0.5  # maximum share of the free memory that the weights may
 
 
 class QuantPolicy:
-    """Chooses a format for each matrix of one model.
+    """Chooses a quantization format for each matrix of one model.
 
     Args:
-        quant: a name of `NAMES` except `auto`; empty for no quantization.
+        quant: a name in `NAMES` except `auto`. An empty string means no quantization.
         layers: number of layers of the model.
     """
 
@@ -36,10 +36,12 @@ class QuantPolicy:
         self._layers = layers
 
     def form(self, name: str, columns: int) -> QuantForm | None:
-        """Return the format of matrix `name` with rows of `columns` columns; None if the tensor is not quantized.
+        """Return the format for matrix `name`, which has `columns` columns. Return None if it is not quantized.
 
         Args:
-            name: tensor name in the checkpoint; the suffix `#7` selects the matrix of expert 7.
+            name: tensor name in the checkpoint. If the tensor is a stack of experts, the suffix `#7` selects the matrix
+                of expert 7.
+            columns: number of columns of the matrix.
         """
         match = _MATRIX.fullmatch(name) if self.quant else None
         if match is None:
@@ -56,7 +58,13 @@ class QuantPolicy:
         return FORMS[form]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the size of a checkpoint's weights in memory, in bytes. Unquantized weights count as bfloat16."""
+        """Return the size in memory, in bytes, of quantized weights with the given shapes.
+
+        Weights that this policy does not quantize count as bfloat16.
+
+        Args:
+            shapes: shapes of the checkpoint's tensors by name.
+        """
         total = 0.0
         for name, shape in shapes.items():
             count = 1
@@ -72,9 +80,9 @@ class QuantPolicy:
 
 
 def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: int, free_bytes: int) -> str:
-    """Choose the quantization for `auto`.
+    """Return the quantization for `auto`: the most precise one whose weights take at most half of the free memory.
 
-    Return the best of bf16, q8_0, q6k and q4k whose weights take at most half of the free memory, else `q4k`.
+    The candidates are bf16 (no quantization), q8_0, q6k and q4k. If none of them is small enough, return `q4k`.
 
     Args:
         shapes: shapes of the checkpoint's tensors by name.

@@ -1,8 +1,10 @@
-"""Load-time quantization in plain torch; the reference for faster implementations.
+"""Load-time quantization in plain torch. Faster implementations are tested against it.
 
-Codes are rounded for several starting scales; least squares over the codes gives the final scale, as in llama.cpp for
-its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c). Unlike in llama.cpp, all columns have the same
-weight in the least squares, which gives better results for real models.
+The scale of each group is found by a search over several starting scales. For each starting scale, the weights are
+rounded to codes, and the scale is fitted to these codes by least squares. The fitted scale with the smallest squared
+error is used. llama.cpp quantizes to K types in the same way (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c).
+Unlike in llama.cpp, all columns have the same weight in the least squares, because this gives better results for real
+models.
 """
 
 from functools import lru_cache
@@ -14,24 +16,25 @@ from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 STEPS = (-1.0, -0.4, 0.2, 0.8)
-"""Starting points of the search: numbers added to the largest code when the first scale is chosen."""
+"""Starting points of the search. Each number is added to the largest code to compute one starting scale."""
 
 LARGEST = 32768.0
-"""Maximum absolute weight. The scales of larger weights would not fit in float16."""
+"""Maximum absolute value of a weight that can be quantized. The scales of larger weights would not fit in float16."""
 
 _CHUNK = 1 << 18  # weights per chunk on the CPU, sized for its cache
 _LARGE_CHUNK = 1 << 22  # weights per chunk on a GPU, where small operations are bound by kernel launches
 
 
 def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
-    """Quantize a matrix to `form`.
+    """Quantize a matrix to the format `form`.
 
     Args:
-        weight: floating point [N, K]; `form.fits(K)` must hold. For a weight on torch's meta device, the result is on
-            the meta device, too.
+        weight: floating-point matrix [N, K]. `form.fits(K)` must be true. If the matrix is on torch's meta device, so
+            is the result.
+        form: the quantization format.
 
     Returns:
-        The quantized matrix; None if a weight is not finite or its absolute value is larger than `LARGEST`.
+        The quantized matrix. None if a weight is not finite or its absolute value is larger than `LARGEST`.
     """
     if weight.is_meta:
         return _on_meta(form, weight.shape)
@@ -64,7 +67,10 @@ def _rows(rows: Tensor, form: QuantForm) -> GroupwiseTensor | None:
 
 
 def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Fit scale and minimum (at most 0) of each group [N, G, n], for codes from 0 to `most`."""
+    """Return the scale and the minimum (at most 0) of each group of n weights in `groups` [N, G, n].
+
+    They are fitted to codes from 0 to `most`.
+    """
     low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1)
     count, total = groups.shape[-1], groups.sum(-1)
     slope = _inverse(high - low)
@@ -86,7 +92,10 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _ray(groups: Tensor, bits: int) -> Tensor:
-    """Fit the scale, of either sign, of each group [N, G, n], for signed codes."""
+    """Return the scale of each group of n weights in `groups` [N, G, n], fitted to signed codes of `bits` bits.
+
+    A scale may be negative.
+    """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if bits == 8:  # a search would not improve 8-bit codes
         return peak.abs() / 127
@@ -103,11 +112,13 @@ def _ray(groups: Tensor, bits: int) -> Tensor:
 
 
 def _scale(values: Tensor, stretches: int | None, most: int) -> GroupScale:
-    """Encode `values` [N, G] as float16, or as integer multiples of one float16 unit per stretch.
+    """Encode the scales or minimums `values` [N, G] as float16, or as integer multiples of float16 units.
 
     Args:
-        stretches: number of stretches per row; None to encode as float16.
-        most: code of the value with the largest magnitude in its stretch.
+        values: one scale or minimum per group.
+        stretches: number of stretches per row. A stretch is a run of adjacent groups that share a unit. None to encode
+            each value as float16.
+        most: integer code of the value with the largest magnitude in its stretch.
     """
     if stretches is None:
         return GroupScale(values.half())

@@ -1,1 +1,1 @@
-"""Attention kernels and the KV cache."""
+"""Attention kernels in Triton, and the layout of their KV cache."""

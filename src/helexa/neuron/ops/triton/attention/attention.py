@@ -1,4 +1,8 @@
-"""Attention over the paged cache: selection of kernels and tile shapes."""
+"""Attention over the paged KV cache in Triton: selection of kernels and tile shapes.
+
+A span is the rows (tokens) of one sequence in a batch. A short span has one row, or a few rows with draft tokens. All
+other spans are long.
+"""
 
 from dataclasses import dataclass
 
@@ -30,10 +34,10 @@ class Tile:
     """Tile shape of an attention kernel.
 
     Attributes:
-        rows: queries per product.
-        block: positions per loop iteration.
-        warps: warps per program.
-        stages: iterations whose loads are in flight at a time.
+        rows: number of queries in a tile. A query is one head of one row.
+        block: number of positions per loop iteration.
+        warps: number of warps per program.
+        stages: number of loop iterations for which memory loads are in flight at the same time.
     """
 
     rows: int
@@ -43,10 +47,11 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
-    """Return the causal attention of each row. The heads of a row of `queries` must be contiguous.
+    """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
 
-    The result of a row depends on its span and on one property of the batch. If the batch has a long span, or too many
-    spans of several rows (a sequence with draft tokens), all spans of more than one row use the kernel for long spans.
+    The heads of each row of `queries` must be contiguous. If the batch has a long span, or too many rows with draft
+    tokens, all spans of more than one row use the kernel for long spans. Other sequences in the batch do not change
+    the result of a row in any other way.
     """
     rows, heads, dim = queries.shape
     paged = Paged.from_cache(cache)
@@ -95,7 +100,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
 
 
 def has_long(batch: Batch, rows: int) -> bool:
-    """Return whether a batch of `rows` rows has a long span."""
+    """Return whether `attend` uses the kernel for long spans for a batch with `rows` rows."""
     return batch.most_rows > _few(batch, rows)
 
 
@@ -104,19 +109,31 @@ def _few(batch: Batch, rows: int) -> int:
 
 
 def partials_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
-    """Return the maximum bytes of `attend` for partial results of segments."""
+    """Return the maximum number of bytes that `attend` allocates for partial results of short spans.
+
+    Args:
+        sequences: maximum number of sequences in a step.
+    """
     return (sequences + _MOST_DRAFTED) * heads * segments(kv_heads) * (dim + 2) * 4
 
 
 def segments(kv_heads: int) -> int:
-    """Return the maximum number of segments of a row in a short span."""
+    """Return the maximum number of segments into which the positions of a short span are divided.
+
+    Separate programs compute the segments as partial results.
+    """
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 
 
 def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """Return a tile with the fewest queries that tensor cores support, and many loads in flight.
+    """Return the tile shape of the kernel for short spans.
 
-    Two programs share a processor if shared memory permits, each with two or three blocks prefetched.
+    The tile has the smallest number of queries that tensor cores support. If shared memory permits, two programs run on
+    a multiprocessor at the same time, each with two or three blocks prefetched.
+
+    Args:
+        group: number of query heads per KV head.
+        itemsize: bytes of a number in the KV cache.
     """
     rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
     if not card.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
@@ -131,7 +148,14 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
 
 
 def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """Return a tile with as many queries as registers permit, since all queries share the loads of K and V."""
+    """Return the tile shape of the kernel for long spans.
+
+    The tile has as many queries as the registers permit, because all queries of a tile share the loads of K and V.
+
+    Args:
+        group: number of query heads per KV head.
+        itemsize: bytes of a number in the KV cache.
+    """
     width, warps = triton.next_power_of_2(dim), 8
     large = card.shared_memory > 200 * 1024
     fit = (128 if large else 64) * 128 // width

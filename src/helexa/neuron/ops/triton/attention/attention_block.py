@@ -1,6 +1,6 @@
-"""Functions shared by the attention kernels: tiles of queries, and attention to one block of positions.
+"""Functions that the attention kernels share: tiles of queries, and attention to one block of positions.
 
-Scores are in units of log2(e), since processors compute `exp2`.
+Scores are multiplied by log2(e), because GPUs compute `exp2` faster than `exp`.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
@@ -30,23 +30,24 @@ def attend_block(
     BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Let queries attend to the BLOCK positions from `start` on.
+    """Update the running softmax of M queries with the BLOCK positions from `start` on, as in flash attention.
 
     Args:
-        running: largest score [M], sum of weights [M] and weighted values [M, W] so far, float32; W is DIM padded to a
-            power of two.
+        running: largest score [M], sum of weights [M] and sum of weighted values [M, W] of the earlier positions, all
+            float32. W is DIM padded to a power of two.
         queries: [M, W].
         places: [M], the position of each query.
-        cache: address of the head's first key in page 0; values are `values_offset` numbers after the keys.
+        cache: address of the head's first key in page 0. The value of a position is `values_offset` numbers after its
+            key.
         scales: scales of an 8-bit cache, as float32; None for other caches.
         page: page of the positions (see `page_of`).
-        end: end of the sequence; later positions are not read.
-        window: number of positions that a query sees, including its own position.
+        end: number of positions of the sequence; later positions are not read.
+        window: number of positions that a query attends to, including its own position.
         factor: factor applied to scores.
-        MASKED: whether some query does not see some of the positions.
+        MASKED: whether a query may not attend to all positions of the block.
 
     Returns:
-        `running`, updated with the positions of the block.
+        The three parts of `running`, updated with the positions of the block.
     """
     largest, total, summed = running
     columns = tl.arange(0, queries.shape[1])
@@ -82,10 +83,10 @@ def attend_block(
 
 @triton.jit
 def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the page of the positions from `start` on, or one page per position if the block spans several pages.
+    """Return the page of the block of positions from `start` on, or one page per position if a block exceeds a page.
 
-    Positions after `end` get an arbitrary page. Kernels load the page one iteration ahead. If a load depends on another
-    load of the same iteration, Triton keeps only half as many blocks in flight.
+    Positions from `end` on get an arbitrary page. Kernels load the page number one loop iteration ahead, because Triton
+    prefetches only half as many blocks if a load depends on another load of the same iteration.
     """
     positions = start if BLOCK <= PAGE else start + tl.arange(0, BLOCK)
     return tl.load(pages + positions // PAGE, positions < end, 0).to(tl.int64)
@@ -93,14 +94,16 @@ def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of(kv_head, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Map the TILE rows of a product to queries: all heads of a KV head for one token, then the next token.
+    """Return the token and the query head of each of the TILE rows of a tile, and whether the row is in use.
+
+    The rows contain all query heads of the KV head for the first token, then for the next token. The last rows may be
+    unused.
 
     Args:
-        first: first token of the tile.
+        kv_head: index of the KV head.
+        first: index in the span of the tile's first token.
         count: number of tokens in the span.
-
-    Returns:
-        Token and head of each row, and whether the row is in use; the last rows may be unused.
+        GROUP: number of query heads per KV head.
     """
     rows = tl.arange(0, TILE)
     tokens = first + rows // GROUP

@@ -1,7 +1,8 @@
-"""KV cache of a layer: 16 or 32 bits in the layout of plain torch, or 8 bits.
+"""Layout of a layer's KV cache in the Triton kernels.
 
-An 8-bit cache is uint8 [pages, kv_heads, bytes]. Each page and head has keys [PAGE_SIZE, D], values [PAGE_SIZE, D],
-then one float32 scale per key and per value. The scale maps the largest number of a token to 127.
+A cache of 16 or 32 bits has the layout of `ReferenceOps`. An 8-bit cache is uint8 [pages, kv_heads, bytes]. For each
+page and head, it contains keys [PAGE_SIZE, D], values [PAGE_SIZE, D], one float32 scale per key, and one float32 scale
+per value. The scale of a key or value maps its largest absolute number to 127.
 """
 
 from dataclasses import dataclass
@@ -15,25 +16,29 @@ _SCALES = 2 * PAGE_SIZE * 4
 
 
 def page_bytes(kv_heads: int, dim: int) -> int:
-    """Return the bytes of a page of one layer in an 8-bit cache."""
+    """Return the number of bytes of a page of one layer in an 8-bit cache, for head dimension `dim`."""
     return kv_heads * (2 * PAGE_SIZE * dim + _SCALES)
 
 
 def new_cache(kv_heads: int, pages: int, dim: int, device: torch.device) -> Tensor:
-    """Return a zeroed 8-bit cache."""
+    """Return a zeroed 8-bit KV cache with `pages` pages for one layer."""
     return torch.zeros((pages, kv_heads, page_bytes(1, dim)), dtype=torch.uint8, device=device)
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Address parameters of a cache: page * page_stride + head * head_stride + offset in the page * D.
+    """A KV cache with the strides that kernels need to compute addresses.
 
-    Kernels declare strides that grow with the cache as 64-bit integers. Otherwise Triton would choose the type by value
-    and recompile for larger caches.
+    The key of a position is at page * page_stride + head * head_stride + (offset in the page) * D. Kernels declare
+    large strides as 64-bit integers. Otherwise Triton would choose the type by value, and recompile for larger caches.
 
     Attributes:
-        numbers: keys; the values of a position are `values_offset` numbers after its key.
-        scales: scales of an 8-bit cache, from the same address on; None for other caches.
+        numbers: the cache as a tensor of its number type.
+        scales: an 8-bit cache viewed as float32, to read its scales; None for other caches.
+        kv_heads: number of KV heads.
+        head_stride: distance between two heads, in numbers.
+        page_stride: distance between two pages, in numbers.
+        values_offset: distance from the key to the value of a position, in numbers.
     """
 
     numbers: Tensor
@@ -45,7 +50,7 @@ class Paged:
 
     @classmethod
     def from_cache(cls, cache: Tensor) -> "Paged":
-        """Return the address parameters of a cache."""
+        """Return the strides of a KV cache in either layout."""
         if cache.dim() == 3:
             _, kv_heads, size = cache.shape
             strides = (size, kv_heads * size, (size - _SCALES) // 2)

@@ -1,4 +1,4 @@
-"""Attention of long spans: one program attends with a tile of queries to all visible positions."""
+"""Attention kernel for long spans (prefill): each program computes a tile of queries over all their positions."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
@@ -34,7 +34,7 @@ def attend_long(
     BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Attend with one program per tile, KV head and span of more than `few` rows."""
+    """Compute attention for the spans of more than `few` rows, with one program per tile, KV head and span."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, kv_head = tl.program_id(2), tl.program_id(1)
     row = tl.load(starts + span)

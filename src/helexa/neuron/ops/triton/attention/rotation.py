@@ -1,4 +1,4 @@
-"""Norms, rotation and storage of queries, keys and values before attention, in one kernel."""
+"""One kernel for the work before attention: norms and RoPE of queries and keys, and the write to the KV cache."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
@@ -18,7 +18,10 @@ _HEADS = 4  # heads per program: 128 numbers each make two 16-byte loads per thr
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """Normalize and rotate queries and keys; store keys and values. A row with slot -1 is not stored."""
+    """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
+
+    Rows with slot -1 are not written to the cache. `Ops.rotate_store` describes the arguments.
+    """
     rows, all_heads, dim = qkv.shape
     cos, sin = rope
     paged = Paged.from_cache(cache)
@@ -123,7 +126,14 @@ def _rotate_store(
 
 @triton.jit
 def _normed(x, scale, query_norm, key_norm, columns, end, is_query, is_rotated, DTYPE: tl.constexpr):
-    """Apply the norm weights of queries and keys, with the same rounding as a separate norm kernel."""
+    """Return the normalized numbers of query and key heads, and the unchanged numbers of value heads.
+
+    The result is rounded to DTYPE, as if a separate norm kernel had written it.
+
+    Args:
+        x: some columns of several heads.
+        scale: 1 / rms of each head.
+    """
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
     normed = (x * scale * tl.where(is_query, query_weight, key_weight)).to(DTYPE).to(tl.float32)

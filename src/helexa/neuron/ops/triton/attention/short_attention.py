@@ -1,7 +1,8 @@
-"""Attention of short spans: many programs share the positions of a query, and a second kernel merges the results.
+"""Attention kernels for short spans (decode): several programs share the positions of a sequence.
 
-The segments of positions depend only on the length of a span. The result of a row therefore does not depend on the
-number of programs or on other sequences in the batch.
+Each program computes partial results for some segments of the positions, and a second kernel merges the partial
+results. The division into segments depends only on the length of the sequence. The result of a row therefore does not
+depend on the number of programs or on other sequences in the batch.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
@@ -42,13 +43,15 @@ def attend_short(
     BLOCK: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """Attend with one program per tile of each span, KV head and share of the segments.
+    """Write partial attention results of the short spans, for each segment of positions.
+
+    There is one program per tile of a span, KV head, and group of segments.
 
     Args:
-        sums: [T, heads, segments, 2], largest score and sum of weights of each segment.
-        weighted: [T, heads, segments, DIM], weighted values of each segment.
-        few: maximum number of rows of a short span.
-        most: upper bound of the rows of all short spans in the batch.
+        sums: [T, heads, segments, 2], output: largest score, and sum of weights, of each segment.
+        weighted: [T, heads, segments, DIM], output: sum of weighted values of each segment.
+        few: maximum number of rows of a short span; longer spans are skipped.
+        most: upper bound of the number of rows of each short span in the batch.
     """
     W: tl.constexpr = triton.next_power_of_2(DIM)
     TOKENS: tl.constexpr = TILE // GROUP
@@ -116,7 +119,7 @@ def merge_segments(
     DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """Merge the segments with one program per row of each span and head."""
+    """Merge the partial results of all segments to attention outputs, with one program per row and head."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, token, head = tl.program_id(0) // most, tl.program_id(0) % most, tl.program_id(1)
     row = tl.load(starts + span)
@@ -153,7 +156,10 @@ def merge_segments(
 
 @triton.jit
 def _segment_size(length, SEGMENTS: tl.constexpr):
-    """Return the positions per segment: the smallest power of two that makes at most SEGMENTS segments."""
+    """Return the number of positions per segment, for a sequence of `length` positions.
+
+    This is the smallest power of two, from LEAST_SEGMENT on, with which there are at most SEGMENTS segments.
+    """
     size = length * 0 + LEAST_SEGMENT
     while size * SEGMENTS < length:
         size *= 2

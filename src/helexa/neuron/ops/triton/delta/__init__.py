@@ -1,1 +1,1 @@
-"""Kernels of the gated delta rule."""
+"""Triton kernels of the gated delta rule."""

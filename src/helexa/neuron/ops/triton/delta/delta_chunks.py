@@ -1,8 +1,14 @@
-"""The gated delta rule over long spans, chunk by chunk (see `ops.gated_delta.chunked` for the algebra).
+"""The gated delta rule for long spans (prefill) in Triton, in chunks of 64 rows.
 
-Four kernels run: prepare the inputs of each row; solve each chunk, independent of the state before the chunk; carry the
-state through the chunks; apply norm and gate. Chunks begin at the start of a span and every 64 rows after it. The
-result of a sequence therefore does not depend on other sequences in the batch.
+`ops.delta.gated_delta.chunked` explains the algebra. Four kernels run one after another:
+
+1. compute queries, keys and values of all rows with the convolution
+2. solve the equations of each chunk, for any state before the chunk
+3. update the state chunk by chunk, and compute the outputs
+4. apply the norm and the output gate
+
+The first chunk starts at the first row of a span (the rows of one sequence). The result of a sequence therefore does
+not depend on other sequences in the batch.
 """
 
 from typing import Any
@@ -30,7 +36,18 @@ def advance_chunks(
     out: Tensor,
     constants: dict[str, int],
 ) -> None:
-    """Apply the rule to the settled rows of all spans with more than FEW rows; write `out` and the states."""
+    """Apply the gated delta rule to the rows with accepted tokens in all long spans.
+
+    A span is long if it has more than FEW rows with accepted tokens.
+
+    Args:
+        inputs: the tensors `mixed`, `z`, `b` and `a` of `DeltaOp.__call__`, then their row strides.
+        shared: the weights `kernel`, `rate`, `bias`, `norm` and `eps` of `DeltaWeights`.
+        cache: recurrent states; the states of the long spans are changed.
+        places: the tensors `starts`, `prefixes`, `settled` and `state_slots` of `SpanTable`.
+        out: [T, Hv * Dv]; the rows of the long spans are written.
+        constants: compile-time constants of the kernels.
+    """
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride = inputs
     kernel, rate, bias, norm, eps = shared
     rows, heads = len(out), constants["HEADS"]
@@ -104,9 +121,9 @@ def advance_chunks(
 
 @triton.jit
 def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexpr):
-    """Return a chunk's first row in the batch, its rows in the span, and a mask of existing rows.
+    """Return the batch index of a chunk's first row, the indexes of its rows in the span, and a mask of existing rows.
 
-    The mask is empty for short spans.
+    If the span is short, the mask is empty.
     """
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     settled_rows = tl.where((settled_rows > FEW) & (tl.load(starts + span + 1) > first), settled_rows, 0)
@@ -120,9 +137,10 @@ def _prepare_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one head's unit-length queries or keys, or its values, for the rows of a chunk.
+    """Write the queries, the keys or the values of one head to `projected`, for the rows of a chunk.
 
-    Queries are multiplied by 1 / sqrt(Dk).
+    They are the result of the convolution. Queries and keys are scaled to length 1, and queries are then divided by
+    sqrt(Dk).
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
     at, row, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
@@ -152,14 +170,15 @@ def _solve_chunks(
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Solve one value head in one chunk, independent of the state S before the chunk.
+    """Solve the equations of one chunk for one value head, for any state S before the chunk.
 
-    The state changes of the rows are `wanted - stale S`. The outputs of the rows are
+    The kernel writes `wanted`, `stale`, `qk_scores`, `decay_before` and `decay_after`. The next kernel uses them:
 
-        decay_before q S + qk_scores (wanted - stale S)
+        state changes of the rows = wanted - stale S
+        outputs of the rows = decay_before q S + qk_scores (wanted - stale S)
 
-    `decay_before` is the decay of the state from the start of the chunk to each row. `decay_after` is the decay of each
-    row's change from the row to the end of the chunk.
+    `decay_before` is the decay of the state from the start of the chunk to each row. `decay_after` is the decay from
+    each row to the end of the chunk.
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
     at, _, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
@@ -217,7 +236,7 @@ def _carry_states(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry some columns of one head's state through all chunks of a span; outputs overwrite `wanted`."""
+    """Update some columns of one head's state with all chunks of a span, and write the outputs over `wanted`."""
     head, span = tl.program_id(1), singles + tl.program_id(2)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     if (settled_rows <= FEW) | (tl.load(starts + span + 1) == first):

@@ -1,23 +1,26 @@
-"""Inputs of the gated delta rule for a row, shared by the row kernel and the chunk kernels."""
+"""Functions that compute inputs of the gated delta rule, for the kernels of short spans and of long spans."""
 # pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 
 TABLES = ["starts", "prefixes", "settled", "slots"]
-"""Arguments whose alignment varies between steps; kernels must not be recompiled for their alignment."""
+"""Kernel arguments with varying address alignment. Triton must not recompile a kernel if their alignment changes."""
 
 
 @triton.jit
 def convolved(
     row_at, stride, ring, kernel, columns, within, row, prefix, MIXED: tl.constexpr, KERNEL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Return SiLU of the convolution of some columns, for one or several rows; 0 outside the mask `within`.
+    """Return the convolution over K tokens with SiLU, for some columns of one or several rows.
+
+    The result is 0 outside the mask `within`.
 
     Args:
-        row_at: address of the row in the batch.
-        ring: ring buffer of the sequence; position p is in row p mod K.
-        row: index of the row in its span, whose first row has position `prefix`.
+        row_at: address of each row's input in the batch.
+        ring: address of the sequence's ring buffer with earlier inputs. The input of position p is in row p mod K.
+        row: index of each row in its span.
+        prefix: position of the span's first row.
     """
     total = tl.zeros(within.shape, tl.float32)
     for back in tl.static_range(KERNEL):
@@ -33,13 +36,17 @@ def convolved_row(
     row_at, stride, ring, kernel, columns, within, place, prefix,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, TAPS: tl.constexpr, AXIS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return the convolution of one row at position `place`; different threads load all taps at once.
+    """Return the convolution over K tokens with SiLU, for some columns of the row at position `place`.
+
+    Different threads load the K inputs (taps) of a column at the same time.
 
     Args:
+        row_at: address of the row's input in the batch.
+        ring: address of the sequence's ring buffer with earlier inputs. The input of position p is in row p mod K.
+        prefix: position of the span's first row.
         TAPS: K, rounded up to a power of two.
-        AXIS: axis of the taps, which is the axis of the state that the columns do not use. With this axis, the layout
-            of the result does not constrain the layout of the state. Otherwise the compiler keeps the state in
-            registers twice.
+        AXIS: tensor axis of the taps. Pass the axis of the state that `columns` does not use. Otherwise the compiler
+            keeps the state in registers twice, in two layouts.
     """
     taps = tl.expand_dims(tl.arange(0, TAPS), 1 - AXIS)
     columns, within = tl.expand_dims(columns, AXIS), tl.expand_dims(within, AXIS)
@@ -53,7 +60,7 @@ def convolved_row(
 
 @triton.jit
 def gates(a, b, rate, bias) -> tuple[tl.tensor, tl.tensor]:
-    """Return the logarithm of the decay, and beta, for inputs of any dtype."""
+    """Return the logarithm of the decay, `-rate * softplus(a + bias)`, and beta, `sigmoid(b)`, in float32."""
     step = a.to(tl.float32) + bias
     # Compute log(1 + e^-|x|) accurately for small e^-|x| by correcting the rounding of 1 + y.
     small = tl.exp(-tl.abs(step))

@@ -1,8 +1,9 @@
-"""The gated delta rule row by row: one program processes a span for one value head.
+"""The gated delta rule in Triton. For short spans, one program computes the rows of a span for one value head.
 
-Each state slot has a ring buffer of K rows with the last inputs of the convolution; position p is in row p mod K. For a
-span of one row, all programs can read the buffer while one program stores the new row. Long spans are computed chunk by
-chunk (see `delta_chunks`).
+A span is the rows (tokens) of one sequence in a batch. Long spans are computed in chunks (see `delta_chunks`).
+
+Each state slot has a ring buffer with the last K inputs of the convolution. The input of position p is in row p mod K.
+For a span of one row, some programs can therefore still read the buffer when another program writes the new input.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
@@ -20,13 +21,13 @@ from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved_row, g
 from helexa.neuron.ops.triton.launch import launch
 
 FEW_ROWS = 32
-"""Settled spans with more rows are computed chunk by chunk; decode spans, with draft tokens, are shorter."""
+"""Spans with more rows of accepted tokens are computed in chunks. Decode spans, also with drafts, have fewer rows."""
 _ALL_ROWS = 1 << 30
 _COLUMNS = 1024  # columns of the ring buffer that a program stores
 
 
 class DeltaRule:
-    """The gated delta rule in Triton kernels, prepared with the weights of one layer."""
+    """Operator of a Gated DeltaNet layer in Triton kernels; implements `DeltaOp`."""
 
     def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, card: Card) -> None:
         self._sizes = sizes
@@ -47,11 +48,11 @@ class DeltaRule:
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes, dtype: torch.dtype) -> int:
-        """Return the bytes of one sequence's state in one layer."""
+        """Return the number of bytes of one sequence's recurrent state in a layer of these sizes."""
         return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """Return uninitialized memory for the states of `slots` sequences."""
+        """Return a cache for `slots` recurrent states, with uninitialized memory."""
         sizes = self._sizes
         ring = torch.empty(slots, sizes.kernel, sizes.mixed, dtype=self._dtype, device=self._device)
         state = (slots, sizes.heads, sizes.key_dim, sizes.value_dim)
@@ -60,9 +61,12 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Compute one step and update the states with the settled rows; return [S, Hv * Dv].
+        """Apply the layer to the rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
 
-        Reads only device memory.
+        The kernels read all batch data from device memory, so that the step can be captured as a graph.
+
+        Returns:
+            [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
         """
         sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
@@ -81,7 +85,10 @@ class DeltaRule:
         return out if rows is None else out[rows]
 
     def _store_inputs(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
-        """Store the last convolution inputs of spans of several rows, after all programs have read the old inputs."""
+        """Write the last convolution inputs of spans of several rows to their ring buffers.
+
+        This is a separate kernel, because all programs must have read the old inputs before.
+        """
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         launch(
             _store_input_rows,
@@ -109,7 +116,7 @@ def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def _multiplies_float32(card: Card) -> bool:
-    """Return whether tensor cores multiply float32, which the chunk kernels need; else rows one by one are faster."""
+    """Return whether tensor cores multiply float32. Without this, the chunk kernels are slower than single rows."""
     return card.tensor_cores and torch.version.hip is None
 
 
@@ -120,7 +127,10 @@ def _advance_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
     TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    """Apply the rule to the settled rows of short spans, or to the draft rows of all spans without storing state."""
+    """Apply the layer to accepted tokens of short spans, or, if DRAFTS, to draft tokens of all spans.
+
+    Accepted tokens change the recurrent states in memory. Draft tokens do not.
+    """
     head, span = tl.program_id(0), first_span + tl.program_id(1)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     rows = tl.load(starts + span + 1) - first

@@ -1,1 +1,1 @@
-"""Matrix products on plain and quantized weights."""
+"""Matrix products with plain and quantized weights in Triton."""

@@ -1,4 +1,4 @@
-"""Dequantize packed matrices: the rows of given tokens, or a consecutive part for cuBLAS."""
+"""Kernels that dequantize rows of packed matrices: the rows of given tokens, or consecutive rows for cuBLAS."""
 # pyright: reportArgumentType=false
 
 import triton
@@ -14,12 +14,12 @@ _ROWS, _COLUMNS = 16, 256
 
 
 def dequantize(matrix: PackedMatrix, first: int, out: Tensor) -> None:
-    """Write rows `first` and following of the matrix to `out` [R, K], computed in float32."""
+    """Write R consecutive rows of a matrix, starting at row `first`, to `out` [R, K]."""
     _launch(matrix, None, first, 1.0, out, _ROWS)
 
 
 def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tensor) -> None:
-    """Write rows [R] of the matrix, times `factor`, to `out` [R, K]."""
+    """Write the rows of a matrix with the indexes `rows` [R], times `factor`, to `out` [R, K]."""
     _launch(matrix, rows, 0, factor, out, 1)
 
 

@@ -1,8 +1,8 @@
-"""Products of several rows on tensor cores; tiles of a packed matrix are dequantized on the fly.
+"""Matrix products of several rows on tensor cores. Tiles of a packed matrix are dequantized in registers.
 
-Programs for the same rows of the matrix are adjacent, so that they share loads. If the matrix has too few tiles to use
-the full memory bandwidth of the GPU, K is split. The split depends only on the shape of the matrix. A second kernel
-adds the parts in order.
+Programs that read the same rows of the matrix are adjacent, so that they share loads in the GPU's cache. If the matrix
+has too few tiles to use the full memory bandwidth, the K columns are split among several programs, and a second kernel
+adds their results in a fixed order.
 """
 # pyright: reportGeneralTypeIssues=false
 
@@ -26,11 +26,15 @@ _SUM_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile shape of a product.
+    """Tile shape of a matrix product.
 
     Attributes:
-        rows, outputs, columns: sizes of one tile.
-        splits: number of parts of K.
+        rows: number of input rows in a tile.
+        outputs: number of matrix rows in a tile.
+        columns: number of matrix columns per loop iteration.
+        splits: number of programs among which the columns of a tile are split.
+        warps: number of warps per program.
+        stages: number of loop iterations for which memory loads are in flight at the same time.
     """
 
     rows: int
@@ -43,12 +47,12 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows sorted by expert and cut into blocks with one expert each (see `arrange`).
+    """Rows of a mixture of experts, sorted by expert and divided into blocks with one expert each (see `arrange`).
 
     Attributes:
-        order: int32 [T], rows by expert.
-        bounds: int32 [3, B]: for each block its expert, its first index in `order`, and the index after its last row.
-            Unused blocks have no rows.
+        order: int32 [T], row indexes, sorted by expert.
+        bounds: int32 [3, B]. For each block: its expert, the index in `order` of its first row, and the index after its
+            last row. Unused blocks have no rows.
     """
 
     order: Tensor
@@ -56,16 +60,18 @@ class Blocks:
 
 
 def on_tensor_cores(dtype: torch.dtype, card: Card) -> bool:
-    """Return whether tensor cores multiply tiles of this dtype."""
+    """Return whether Triton multiplies activations of this dtype on the tensor cores of this GPU."""
     return dtype.itemsize == 2 and card.tensor_cores
 
 
 def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
-    """Return the tiles of a product of `rows` rows of a dtype with a matrix.
+    """Return the tile shape for a product of `rows` input rows with a matrix.
 
-    Up to 16 rows, the time equals the time of reading the matrix, so many small programs are best. From 65 rows on,
-    reuse of loaded tiles matters. Without tensor cores, threads keep rows of tiles in registers, so tiles must be
-    small.
+    Up to 16 rows, reading the matrix takes all the time, so many small programs are best. From 65 rows on, reuse of
+    loaded tiles matters. Without tensor cores, tiles are in registers, and must be small.
+
+    Args:
+        dtype: dtype of the input rows.
     """
     if not on_tensor_cores(dtype, card):
         return Tiles(16, 32, 32, 1, 4, 1)
@@ -93,12 +99,13 @@ def multiply_tiles(
     """Compute `out = x @ matrix.T + bias`.
 
     Args:
-        x: [T, K], contiguous; with fewer rows than `out`, each row of x makes the same number of consecutive rows of
-            `out`.
-        matrix: [N, K], or [E * N, K] with `blocks`.
-        bias: float32, one number per row of the matrix.
+        x: [T, K], contiguous. With T / n rows, each row of x is used for n consecutive rows of `out`, one per selected
+            expert.
+        matrix: [N, K]; with `blocks`, [E * N, K], the stacked matrices of E experts.
+        bias: float32, one number per row of the matrix; None for no bias.
         out: [T, N]; each row must be contiguous.
-        cut: tile shape; with `blocks`, without splits and with the row count of the blocks.
+        cut: tile shape. With `blocks`, its `splits` is 1 and its `rows` is the maximum number of rows of a block.
+        blocks: rows of `out` by expert; None if one matrix is used for all rows.
     """
     rows, outputs = out.shape
     columns = x.shape[1]

@@ -1,10 +1,11 @@
-"""Products of single rows, which read the weights in decode steps at memory speed.
+"""Matrix products of single rows, for decode steps. The memory bandwidth of the GPU limits their speed.
 
-A program computes four complete rows of a matrix, so no second kernel adds partial sums. The threads share the columns;
-each thread reads 16 bytes of each row at a time. The kernel masks the bits of a code and reinterprets the bits as the
-mantissa of a float32: a subnormal number, the code times a power of two. GPUs multiply subnormal numbers exactly and at
-full speed. Compiled for sm_90 by Triton 3.6 and 3.9, a 4-bit code takes 3.8 instructions in total, a 6-bit code 6.5 and
-an 8-bit code 4.3. Shared memory is used only at the end.
+A program computes four outputs from four complete rows of a matrix, so no second kernel must add partial sums. The
+threads of the program divide the columns, and each thread reads 16 bytes of each row at a time.
+
+A quantized code is converted to float32 without a conversion instruction: its bits become the mantissa of a subnormal
+number, which equals the code times a power of two. GPUs multiply subnormal numbers exactly and at full speed. Compiled
+for sm_90 by Triton 3.6 and 3.9, a 4-bit code takes 3.8 instructions in total, a 6-bit code 6.5 and an 8-bit code 4.3.
 """
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -21,7 +22,7 @@ LANES = constexpr(_LANES)
 ROWS = constexpr(4)  # matrix rows per program: the rows whose scales are adjacent
 
 TINY = constexpr(2.0**-85)
-"""Factor of partial sums: numbers up to 2 ** 64 do not overflow, and ordinary numbers do not underflow."""
+"""Factor of partial sums. With it, sums up to about 2 ** 64 do not overflow, and usual sums do not underflow."""
 
 _MOST_WARPS = 4
 _PLAIN = 8  # 16-bit numbers that a thread reads at a time
@@ -35,15 +36,15 @@ def multiply_rows(
     out: Tensor,
     experts: Tensor | None = None,
 ) -> None:
-    """Compute `out = x @ matrix.T + bias`, row by row.
+    """Compute `out = x @ matrix.T + bias`, each row separately.
 
     Args:
-        x: [T, K], contiguous; with fewer rows than `out`, each row of x makes the same number of consecutive rows of
-            `out`.
-        matrix: [N, K], or [E * N, K] with `experts`.
-        bias: float32, one number per row of the matrix.
+        x: [T, K], contiguous. With T / n rows, each row of x is used for n consecutive rows of `out`, one per selected
+            expert.
+        matrix: [N, K]; with `experts`, [E * N, K], the stacked matrices of E experts.
+        bias: float32, one number per row of the matrix; None for no bias.
         out: [T, N]; each row must be contiguous.
-        experts: int32 [T], the part of the matrix that makes each row of `out`.
+        experts: int32 [T], the expert of each row of `out`; None if one matrix is used for all rows.
     """
     rows, outputs = out.shape
     columns, share = x.shape[1], rows // max(x.shape[0], 1)
@@ -63,10 +64,10 @@ def multiply_rows(
 
 
 def _warps(threads: int) -> int:
-    """Return the warps of a program, such that all threads are busy until the end.
+    """Return the number of warps per program with which few threads are idle in the last loop iteration.
 
     Args:
-        threads: number of threads that could read a row at once.
+        threads: number of 16-byte pieces of a matrix row. A thread reads one piece per loop iteration.
     """
     warps = _MOST_WARPS
     while warps > 1 and -(-threads // (32 * warps)) * 32 * warps > _WASTE * threads:
@@ -76,7 +77,10 @@ def _warps(threads: int) -> int:
 
 @triton.jit
 def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: constexpr):
-    """Multiply numbers by the codes in bits FIRST to FIRST + WIDTH of words, times FACTOR * TINY."""
+    """Return the products of `numbers` and the codes in `words`, times FACTOR * TINY.
+
+    The code of a word consists of WIDTH bits, starting at bit FIRST.
+    """
     codes = (words & (((1 << WIDTH) - 1) << FIRST)).to(tl.float32, bitcast=True)  # times 2 ** (FIRST - 149)
     codes = tl.reshape(codes, [words.shape[0] // (numbers.shape[0] * LANES), numbers.shape[0], LANES])
     return codes * (numbers * (FACTOR * TINY * 2.0**149 / (1 << FIRST)))[None, :, :]

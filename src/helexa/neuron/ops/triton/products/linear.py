@@ -1,4 +1,4 @@
-"""Linear operators on quantized matrices: selection of kernels by row count."""
+"""Linear operators with quantized weights. The number of input rows determines the kernel."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,18 @@ from helexa.neuron.ops.triton.products.gemv import multiply_rows
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, alike, join
 
 SCRATCH_BYTES = 64 << 20
-"""Bytes of the scratch memory in which large products dequantize matrices part by part."""
+"""Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time."""
 
 _MANY = 512  # up to this row count, each 128 rows dequantize the tiles again; above, cuBLAS (estimated, not measured)
 _FEW = 8  # row count up to which each row reads the matrix, on GPUs without tensor cores in Triton
 
 
 def kernel_for(rows: int, dtype: torch.dtype, card: Card) -> str:
-    """Return the kernel for a product of `rows` rows: `rows` (one by one), `tiles`, or `plain` (cuBLAS).
+    """Return the name of the kernel for a product of `rows` input rows.
 
-    For a given kernel and tile shape (up to 16 rows, up to 64 rows, and above), the result of a row does not depend on
-    the other rows. cuBLAS does not guarantee this.
+    The names are `rows` (each row separately), `tiles` (several rows on tensor cores) and `plain` (dequantize the
+    matrix, then cuBLAS). With `rows` and `tiles`, the result of a row depends only on this row, the kernel and the tile
+    shape. cuBLAS does not guarantee this.
     """
     if on_tensor_cores(dtype, card):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
@@ -30,12 +31,13 @@ def kernel_for(rows: int, dtype: torch.dtype, card: Card) -> str:
 
 
 class PackedLinear:
-    """`x @ weight.T + bias` for packed matrices, with the outputs of all matrices concatenated.
+    """Linear operator `x @ weight.T + bias` with packed matrices. The outputs of all matrices are concatenated.
 
     Args:
-        matrices: matrices of the same format are joined into one product.
-        bias: float32, for the concatenated outputs.
-        scratch: uint8 [SCRATCH_BYTES].
+        matrices: weights. Adjacent matrices of the same format are joined into one matrix.
+        bias: float32, for the concatenated outputs; None for no bias.
+        scratch: uint8 [SCRATCH_BYTES], memory for dequantized rows, shared by all operators.
+        card: properties of the GPU.
     """
 
     def __init__(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, scratch: Tensor, card: Card) -> None:
@@ -50,11 +52,11 @@ class PackedLinear:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed matrices."""
+        """Number of bytes of the packed matrices."""
         return sum(matrix.nbytes for matrix in self._matrices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N]."""
+        """Return the outputs [T, N] for inputs x [T, K]."""
         x = x.contiguous()
         out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype, device=x.device)
         first = 0
@@ -88,7 +90,7 @@ class PackedLinear:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> list[PackedMatrix]:
-    """Return the same rows in as few matrices as possible."""
+    """Return the matrices with adjacent matrices of the same format joined into one matrix."""
     runs: list[list[PackedMatrix]] = []
     for matrix in matrices:
         if runs and alike([*runs[-1], matrix]):

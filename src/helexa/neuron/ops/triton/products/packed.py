@@ -1,4 +1,4 @@
-"""Quantized matrices in the layout of the GPU kernels."""
+"""Quantized matrices in the layout of the Triton kernels."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor
 
 LANES = 4
-"""Words that a thread reads at a time, and rows whose scales are adjacent."""
+"""Number of 32-bit words that a thread reads at a time; also the number of rows with adjacent scales."""
 
 _LARGEST_GROUP = 128
 _ROUNDING = 2.0**-11  # relative rounding error of float16
@@ -20,21 +20,23 @@ _ROUNDING = 2.0**-11  # relative rounding error of float16
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [N, K]: `weight = scale * (code - zero)`, `scale * code + minimum`, or `scale * table[code]`.
+    """A quantized matrix [N, K] in the layout of the Triton kernels.
 
-    Codes are packed into 32-bit words: 8 codes of 4 bits, 8 lower halves of 6-bit codes, or 4 codes of 8 bits. Field i
-    of word w in a chunk of four words is column `LANES * i + w` of the chunk. A thread that reads 16 bytes of a row
-    therefore has adjacent columns, and one field of a few words also matches adjacent columns of `x`.
+    A weight is `scale * (code - zero)`, `scale * code + minimum` or `scale * table[code]`, depending on the format.
+    Codes are packed into 32-bit words: 8 codes of 4 bits, the lower 4 bits of 8 codes of 6 bits, or 4 codes of 8 bits.
+    In each chunk of four words, code i of word w belongs to column 4 * i + w of the chunk. A thread that reads a chunk
+    (16 bytes) therefore has all codes of adjacent columns.
 
     Attributes:
-        words: int32 [N, K / fields].
-        high: int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; else None.
-        scale: float [ceil(N / 4), G, 4], scales of a group of columns for four rows.
-        minimum: minimums in the layout of `scale`, or None.
+        words: int32 [N, K / codes per word].
+        high: int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; None for other
+            codes.
+        scale: float [ceil(N / 4), G, 4], scale of each of G groups of columns, with four rows adjacent.
+        minimum: minimums in the layout of `scale`; None in formats without minimums.
         zero: code of the value 0 in formats without minimums.
-        bits: 4, 6 or 8.
-        group_size: columns that share a scale: 16, 32, 64 or 128.
-        table: float32 [16], values of the 4-bit codes, or None.
+        bits: bits per code: 4, 6 or 8.
+        group_size: number of columns that share a scale: 16, 32, 64 or 128.
+        table: float32 [16], values of the 4-bit codes; None in formats without a table.
     """
 
     words: Tensor
@@ -48,28 +50,28 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the matrix, (N, K)."""
+        """Number of rows N and number of columns K of the matrix."""
         return self.words.shape[0], self.words.shape[1] * fields(self.bits)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed matrix."""
+        """Number of bytes of the packed matrix, without the small table."""
         return sum(tensor.nbytes for tensor in (self.words, self.high, self.scale, self.minimum) if tensor is not None)
 
 
 def fields(bits: int) -> int:
-    """Return the number of codes per word."""
+    """Return the number of codes of `bits` bits per 32-bit word."""
     return 4 if bits == 8 else 8
 
 
 def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
-    """Pack a quantized weight on its device without changing its codes.
+    """Return a quantized weight in the layout of the Triton kernels, with the same codes.
 
-    Two-level scales are multiplied out and rounded to float16, which is more precise than the codes. Scales out of
-    range for float16 become bfloat16 or float32.
+    Scales that are stored as codes times a unit are multiplied out. Scales are rounded to float16, which is more
+    precise than the codes. Scales that float16 cannot represent become bfloat16 or float32.
 
     Returns:
-        None if the shape cannot be packed.
+        The packed matrix, on the weight's device; None if the kernels do not support the weight's shape or group size.
     """
     layout = _layout(weight)
     if layout is None:
@@ -93,12 +95,12 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
 
 
 def packed_bytes(weight: GroupwiseTensor) -> int | None:
-    """Return the bytes of the matrix that `pack` makes of a weight, which may be on the meta device.
+    """Return the number of bytes of the matrix that `pack` makes of a weight, if its scales are 16-bit numbers.
 
-    The result assumes float16 scales.
+    The weight may be on torch's meta device.
 
     Returns:
-        None if the shape cannot be packed.
+        The number of bytes; None if the weight cannot be packed.
     """
     layout = _layout(weight)
     if layout is None:
@@ -109,7 +111,7 @@ def packed_bytes(weight: GroupwiseTensor) -> int | None:
 
 
 def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
-    """Return the bits per code and the columns per scale, or None if the shape cannot be packed."""
+    """Return the number of bits per code and of columns per scale after packing; None if `weight` cannot be packed."""
     columns = weight.shape[1]
     bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
     if columns % (LANES * fields(bits)):
@@ -121,7 +123,7 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(matrices: Sequence[PackedMatrix]) -> bool:
-    """Return whether the matrices can be stacked into one matrix."""
+    """Return whether the matrices have the same format and suitable shapes to be stacked into one matrix."""
     first, *remaining = matrices
     return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(
         _same_form(first, matrix) for matrix in remaining
@@ -129,7 +131,7 @@ def alike(matrices: Sequence[PackedMatrix]) -> bool:
 
 
 def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Stack matrices that are `alike` into one matrix."""
+    """Return the rows of all matrices as one matrix. `alike(matrices)` must be True."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -173,13 +175,16 @@ def _high(codes: Tensor) -> Tensor:
 
 
 def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
-    """Reshape [N, G] to [ceil(N / 4), G * repeats, 4]."""
+    """Return scales or minimums [N, G] as [ceil(N / 4), G * repeats, 4], each repeated for `repeats` smaller groups."""
     values = F.pad(values.to(dtype), (0, 0, 0, -values.shape[0] % LANES))
     return values.repeat_interleave(repeats, 1).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 
 
 def _dtype(numbers: Sequence[Tensor]) -> torch.dtype:
-    """Return the smallest dtype for scales and minimums; powers of two always get the same dtype."""
+    """Return the dtype for scales and minimums.
+
+    The dtype is bfloat16 if it represents all numbers exactly, else float16 if it is precise enough, else float32.
+    """
     if all(torch.equal(tensor.bfloat16().float(), tensor) for tensor in numbers):
         return torch.bfloat16
     for tensor in numbers:

@@ -1,4 +1,4 @@
-"""Dequantization of a tile of a matrix, shared by the kernels that multiply or write tiles."""
+"""Function that reads and dequantizes a tile of a matrix, for the kernels that multiply or write tiles."""
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
@@ -15,13 +15,15 @@ def weight_tile(
     words, high, scale, minimum, table, rows, first, pieces, dtype: constexpr,
     COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return columns `first` and following of some rows, [rows, COLUMNS]; 0 after the last column.
+    """Return a dequantized tile [R, COLUMNS] of a matrix: COLUMNS columns of R rows, starting at column `first`.
+
+    Columns after the last column of the matrix are 0.
 
     Args:
-        words: words of a `PackedMatrix`, or the plain matrix with BITS = 16.
-        rows: int32; all row indexes must be valid.
-        first: a multiple of COLUMNS.
-        pieces: number of 16-byte pieces per row, which tells the compiler that rows are aligned to 16 bytes.
+        words: `PackedMatrix.words`; if BITS is 16, the plain matrix.
+        rows: int32 [R], indexes of the rows, which must exist.
+        first: index of the first column, a multiple of COLUMNS.
+        pieces: number of 16-byte pieces per row. The compiler concludes that rows are aligned to 16 bytes.
     """
     if BITS == 16:
         columns = first + tl.arange(0, COLUMNS)
