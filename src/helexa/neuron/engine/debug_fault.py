@@ -177,7 +177,7 @@ class MarkedPages:
         self._pages: set[int] = set()
 
     def spans(self, step: StepInput) -> list[bool]:
-        """Return whether one of its KV pages contains the token, for each sequence of `step`."""
+        """Return, for each sequence of `step`, whether one of the sequence's KV pages contains the token."""
         pages = step.slots // PAGE_SIZE
         self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())

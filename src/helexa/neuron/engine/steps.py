@@ -126,7 +126,7 @@ class Steps:
 
 
 def _finite_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return whether the logits were finite, for each sampled token of a step.
+    """Return, for each sampled token of a step, whether the logits of the token's row were finite.
 
     Tokens of sequences that ended before the step was read are omitted.
     """
@@ -135,7 +135,7 @@ def _finite_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
 
 
 def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return whether all numbers of the embedding are finite, for each embedding that the step completes.
+    """Return, for each embedding that the step completes, whether all of its numbers are finite.
 
     Sequences that ended before the step was read are omitted.
     """

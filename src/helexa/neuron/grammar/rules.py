@@ -9,7 +9,7 @@ from typing import Any
 from helexa.neuron.grammar.digits import bounded
 
 TokenId = Callable[[str], int | None]
-"""Returns the token id of a string, or None if the vocabulary has no such token."""
+"""Type of functions that return the token id of a string, or None if the string is not a single token."""
 
 _COMPACT = {"whitespace_flexible": False}
 # The spacing of calls in chat templates, which models have seen in training.

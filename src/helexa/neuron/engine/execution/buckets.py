@@ -27,7 +27,7 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
-    """Return the first bucket that is large enough for a step, or None if no bucket is.
+    """Return the first bucket that is large enough for a step, or None if every bucket is too small.
 
     Args:
         rows, spans: number of rows (tokens) and of spans (sequences) of the step.

@@ -108,7 +108,7 @@ class _Layout:
         self._end = 0
 
     def add(self, values: Int32, size: int, most: int, filler: int = 0) -> Tensor:
-        """Copy an array to the host buffer, and return its view of the device buffer.
+        """Copy an array to the host buffer. Return the view of the device buffer to which `send` copies the array.
 
         Args:
             values: the array.
@@ -123,9 +123,10 @@ class _Layout:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """Copy the table `values` to the host buffer, and return its view [lines, width] of the device buffer.
+        """Copy the table `values` to the host buffer. Return the view of the device buffer to which `send` copies it.
 
-        This must be the last array. If `values` has fewer lines or columns, the remaining numbers are undefined.
+        The view has the shape [lines, width]. If `values` has fewer lines or columns, the remaining numbers are
+        undefined. The table must be the last array.
         """
         start, count = self._end, lines * width
         self._end += count

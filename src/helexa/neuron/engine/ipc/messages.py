@@ -54,9 +54,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             support.
         speculation: whether to use speculative decoding by n-gram lookup: tokens that followed the same n-gram earlier
             in the prompt or output become drafts. A step verifies several drafts. The output does not change.
-        speculation_max_sequences: maximum number of decoding sequences at which the engine still drafts tokens.
-        graphs: capture decode steps as graphs and replay them, if the kernels support it.
-        overlap: whether to launch a step before the results of the previous step are read; None for True on GPUs only.
+        speculation_max_sequences: the engine drafts tokens only in steps with at most this number of decoding
+            sequences.
+        graphs: whether to capture decode steps as graphs (CUDA graphs) and replay them, if the kernels support it.
+        overlap: whether to launch a step before the results of the previous step are read; None: only on GPUs.
         prefix_reuse: which prompts with a common beginning share KV pages: prompts of the same principal (`principal`),
             all prompts (`all`), or none (`off`).
         step_timing: `measured` limits the size of steps by the time that earlier steps took. `fixed` assumes nominal
@@ -215,7 +216,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
         free: free memory of the device.
         limit: maximum memory of all models of the node together; 0 for no limit.
         held: memory that the engine process uses at the time of the request. The server subtracts it from later
-            measurements of the process.
+            measurements to find how much of the grant is allocated.
         weights: memory of the weights in the format of the kernels.
         loading: peak memory during loading, minus `weights`.
         step: maximum memory of a step, not counting `page_step` and `position_step`.
@@ -296,7 +297,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
-    """Engine -> server: the model could not be loaded; the error has one line."""
+    """Engine -> server: the model could not be loaded. `message` says why, in one line."""
 
     kind: Literal["model_file", "out_of_memory", "device", "internal"]
     message: str

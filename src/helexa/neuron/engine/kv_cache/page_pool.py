@@ -43,7 +43,7 @@ class PagePool:
         return sorted(pages)
 
     def give_back(self, pages: list[int]) -> None:
-        """Remove one holder, the releasing sequence, from each of its `pages`. The last page comes first.
+        """Remove one holder from each of `pages`, which are the pages of one sequence. The last page is released first.
 
         This order has two effects. The end of a sequence is evicted before its beginning, which other sequences are
         more likely to share. The next sequence gets empty pages in ascending order.

@@ -34,7 +34,7 @@ class StatePool:
         return self._live.pop()
 
     def give_back(self, slot: int) -> None:
-        """Release a sequence's slot."""
+        """Release the slot of a sequence that no longer runs."""
         assert slot not in self._live, "a state slot was given back twice"
         self._live.append(slot)
 

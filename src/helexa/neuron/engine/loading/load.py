@@ -44,7 +44,7 @@ def load(
 
     Args:
         model_path: a model file or folder (see `open_checkpoint`).
-        on_progress: called with (bytes read, total bytes) while the weights load.
+        on_progress: called with the bytes read so far and the total bytes while the weights load.
         ask: function that sends a memory request to the server and returns the grant. It is called before weights are
             read. On a GPU, it is called again with measured sizes after the weights are loaded.
 

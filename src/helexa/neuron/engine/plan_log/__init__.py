@@ -1,1 +1,1 @@
-"""Writes the scheduler's inputs and plans to a log. A replay of the log finds the first plan that has changed."""
+"""Writes the scheduler's inputs and plans to a log. A replay of the log finds the first plan that differs."""

@@ -133,7 +133,7 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
-    """The record of a commit. It applies to the oldest step in flight.
+    """The record of a call of `Scheduler.commit` for the oldest step in flight.
 
     Attributes:
         sampled, seconds: arguments of `Scheduler.commit`.
@@ -148,7 +148,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The record of a failed step, the oldest step in flight. A step that was launched after it is dropped."""
+    """The record that the oldest step in flight failed. A step that was launched after the failed step is dropped."""
 
 
 Record = Setup | Added | Cancel | Planned | Finished | Failed

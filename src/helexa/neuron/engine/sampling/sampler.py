@@ -26,7 +26,7 @@ from helexa.neuron.ops.sampling import Settings
 from helexa.neuron.ops.upload import upload
 
 Refused = Callable[[list[int]], dict[int, Mask]]
-"""Takes a token for each row; returns a mask of the allowed tokens for each row whose token is rejected."""
+"""Type of functions that receive one token per row, and return a mask of the allowed tokens for each rejected token."""
 
 _MASK64 = (1 << 64) - 1
 
@@ -78,11 +78,13 @@ def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = N
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: bool = False) -> NDArray[np.float64]:
     """Return one random number in [0, 1) for each pair of seed and position.
 
-    Args:
-        again: whether to return the numbers of a second, independent series. They are used if a grammar rejects a
-            token.
-
     The generator is counter-based (SplitMix64; Steele, Lea and Flood, 2014).
+
+    Args:
+        seeds: seed of each number.
+        positions: position of each number.
+        again: whether to return the numbers of a second, independent series. They are used for the second draw after a
+            grammar has rejected a token.
     """
     state = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state += np.uint64((0x632BE59BD9B4E019 + again * 0xD6E8FEB86659FD93) & _MASK64)

@@ -30,7 +30,7 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether `draft` may find a draft after the next token of the sequence. If False, it will not find one."""
+        """Whether `draft` may return tokens when the next token of the sequence is known. If False, it returns none."""
         self._read()
         gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or tuple(self._tokens[-gram_length:]) in self._index

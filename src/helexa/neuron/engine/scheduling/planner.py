@@ -82,7 +82,11 @@ class Planner:
         )
 
     def learn(self, plan: Plan, seconds: float) -> None:
-        """Learn from the step of `plan`, which took `seconds`, how long steps take."""
+        """Record that the step of `plan` took `seconds`.
+
+        The step controller uses the duration to limit later steps. For a prefill-only step, the duration is also added
+        to the prefill statistics of its sequences (see `Timing`).
+        """
         by_principal: Counter[str] = Counter()
         for entry in plan:
             if not entry.decoding:
@@ -96,9 +100,10 @@ class Planner:
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """Return a plan with all sequences, or with the decoding sequences that are no suspects if there are suspects.
+        """Return a plan that computes all kinds of sequences together.
 
-        Suspects are sequences that may have caused a step to fail (see `Scheduler.isolate`).
+        If there are suspects, the plan contains only decoding sequences that are not suspects. Suspects are sequences
+        that may have caused a step to fail (see `Scheduler.isolate`).
         """
         plan: dict[Sequence, int] = {}
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
@@ -155,7 +160,7 @@ class Planner:
             remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the sequences to prefill in order: running sequences, then waiting sequences, each oldest first.
+        """Yield the sequences to prefill: first running sequences, then waiting sequences, each in order of arrival.
 
         A waiting sequence moves to the running sequences when it is yielded. If several principals have sequences, the
         first sequence of each principal comes first, whether it is running or waiting.
@@ -217,7 +222,7 @@ class Planner:
         return budget - remaining
 
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the prompts other than `cut` that are not in `plan`, those with the fewest missing tokens first.
+        """Yield the prompts other than `cut` that are not in `plan`. The shortest remaining prompt comes first.
 
         A waiting prompt moves to the running sequences when it is yielded. If too few pages are free for the first
         prompt in the waiting queue, no waiting prompt starts. Otherwise shorter prompts could take the pages that the
@@ -315,7 +320,10 @@ class Planner:
         return sequence.drafter
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Return whether the next token in flight ends the sequence by a length limit, regardless of its value."""
+        """Return whether the token that the step in flight samples ends the sequence because of a length limit.
+
+        Outside `plan_after`, the result is False.
+        """
         return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
 
     def _tokens_left(self, sequence: Sequence) -> int:

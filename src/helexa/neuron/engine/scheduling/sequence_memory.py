@@ -110,9 +110,10 @@ class Memory:
         return [page for page in pages if not self._pages.count_held([page])]  # shared pages are finite
 
     def until_mark(self, sequence: Sequence, count: int) -> int:
-        """Return `count`, or the number of tokens up to the next snapshot position of a prompt if this is smaller.
+        """Return the smaller of `count` and the number of tokens up to the prompt's next snapshot position.
 
-        A prefill step must end at a snapshot position, because the state of earlier positions is lost.
+        A prefill step must end at a snapshot position, because recurrent state can be copied only at the end of a step.
+        Models without recurrent layers and decoding sequences have no such limit.
         """
         if self._states is None or sequence.decoding:
             return count

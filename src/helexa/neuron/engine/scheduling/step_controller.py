@@ -124,9 +124,9 @@ class StepController:
         Args:
             planned: number of tokens that the plan of the step already has.
             rows: number of decoding sequences that the plan already has.
-            width: number of sequences that will decode after all prompts are prefilled. The time limit is a multiple of
-                the duration of a decode step with `width` rows. The limit is therefore the same if only a few of these
-                sequences decode now and the others wait for prefill.
+            width: number of sequences that will decode after all prompts are prefilled. The time limit of the step is a
+                multiple of the duration of a decode step with `width` rows. A limit based on `rows` would let a few
+                decoding sequences delay the prefill of many others.
             limits: the limits by fair share among principals.
         """
         most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
@@ -192,7 +192,7 @@ class StepController:
         return chosen
 
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
-        """Learn from a finished step how long steps take.
+        """Record the duration of a finished step, to predict and limit the durations of later steps.
 
         Args:
             rows: number of decode rows of the step.

@@ -1,4 +1,4 @@
-"""The input of one step as plain arrays. It contains everything that a runner needs, so it can be sent to a process."""
+"""The input of one step as plain arrays, which contain everything that a runner needs to compute the step."""
 
 from typing import Any, TypeAlias
 
