@@ -1,4 +1,4 @@
-"""The runner: a loaded model, its KV cache and its kernels; runs one step at a time."""
+"""The runner: a loaded model, its KV cache and its kernels. It runs one step at a time."""
 
 import logging
 from collections.abc import Callable
@@ -27,16 +27,16 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Runner:
-    """Runs steps of a model on one device. The runner keeps no sequences: each step input is self-contained.
+    """Runs steps of a model on one device. It stores no sequences, because each step input is self-contained.
 
     Args:
         ops: the kernels with which the model was built.
-        request: the memory request of the model, from which the runner takes sizes.
+        request: the memory request of the model, which contains sizes that the runner needs.
         grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
 
     Attributes:
-        facts: sizes of the model, set after loading.
-        buckets: sizes of the graphs that `warm_up` captures or has captured.
+        facts: sizes and limits of the model; `load` sets this attribute after it has created the runner.
+        buckets: batch sizes for which `warm_up` captures graphs; empty if steps run without graphs.
     """
 
     facts: ModelFacts
@@ -66,10 +66,13 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
-        """Launch one step; on a GPU, return before the step is computed.
+        """Launch one step, and return a handle from which its results can be read.
+
+        On a GPU, this method returns before the step is computed.
 
         Args:
-            after: the previous step in flight. Negative tokens in `step` refer to the tokens that it samples.
+            step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
+            after: handle of the previous step; None if `step` has no negative tokens.
         """
         self._copy_states(step.restores)
         last = None if after is None or after.sampled is None else after.sampled.tokens
@@ -85,7 +88,10 @@ class Runner:
         return StepInFlight(sampled, logprobs, sums, scores)
 
     def forward(self, step: StepInput) -> Tensor:
-        """Write K and V of all rows of a step to the cache; return the logits [S, vocabulary] of rows that sample."""
+        """Compute a step, and return the logits [S, vocabulary] of its S rows that sample.
+
+        The step writes K and V of all rows to the KV cache.
+        """
         return self.compute(step)[0]
 
     @torch.inference_mode()
@@ -93,11 +99,12 @@ class Runner:
         """Compute a step and return its logits and hidden states.
 
         Args:
-            last: int64 [N], the tokens of the previous step; None if the step does not refer to them.
+            step: input of the step.
+            last: int64 [N], the N tokens that the previous step has sampled; None if `step` has no negative tokens.
 
         Returns:
-            The logits [S, vocabulary] of the rows that sample, and the hidden states [P, H] that embeddings and prompt
-            scores need, or None if P is 0.
+            The logits [S, vocabulary] of the S rows that sample. The hidden states [P, H] of the P rows that embeddings
+            and prompt log-probabilities need (H: hidden size), or None if P is 0.
         """
         model = self._model
         batch = self._buffers.load(step)
@@ -112,12 +119,12 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture the graphs for all buckets. The largest comes first, because smaller graphs share its memory.
+        """Capture graphs for all buckets. The largest graph is captured first, because smaller graphs share its memory.
 
         If a graph cannot be captured, all steps run without graphs.
 
         Args:
-            on_progress: called with (captured graphs, total graphs).
+            on_progress: called before each capture with the number of captured graphs and the number of all graphs.
         """
         sizes = sorted(self.buckets, reverse=True)
         for done, bucket in enumerate(sizes):
@@ -125,7 +132,7 @@ class Runner:
             try:
                 self.ops.capture(self._forward, self._buffers.load(StepInput.blank(bucket)))
             except RuntimeError as error:
-                capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
+                capture_unsupported = "captur" in str(error)  # not capturable, but the device works
                 if not capture_unsupported and is_device_fault(error):
                     raise
                 _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
@@ -134,14 +141,14 @@ class Runner:
                 return
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that missing memory causes an error now and not during a request."""
+        """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Set the contents of KV pages to zero. NaN in a page would spread to later results even if it is masked."""
+        """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
         for cache in self._caches:
             if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
@@ -149,11 +156,11 @@ class Runner:
 
     @torch.inference_mode()
     def computes_finite_logits(self, page: int, slot: int | None) -> bool:
-        """Test the device: compute one token, and return whether all its logits are finite.
+        """Test the device: compute one token, and return whether all of its logits are finite.
 
         Args:
-            page: a KV page for the test, which no sequence reads anymore; its contents are zero afterwards.
-            slot: a state slot for the test, which no sequence reads anymore; None for a model without recurrent layers.
+            page: a KV page whose contents are no longer needed. The test sets the page to zero.
+            slot: a state slot whose contents are no longer needed; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
