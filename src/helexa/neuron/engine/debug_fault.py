@@ -44,7 +44,13 @@ _EXIT_CODE = 77
 
 @dataclass(frozen=True)
 class Fault:
-    """One injected fault: what it does (`kind`) and when (`when`, `argument`)."""
+    """One injected fault.
+
+    Attributes:
+        kind: what the fault does, for example `exit`.
+        when: kind of the condition under which the fault occurs, for example `step`.
+        argument: argument of the condition, for example the number of the step; empty for `load`.
+    """
 
     kind: Kind
     when: str
@@ -52,10 +58,10 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Return the fault that a text `KIND@WHEN` describes.
+        """Return the fault that `text` describes, in the form `KIND@WHEN`.
 
         Raises:
-            HelexaError: the text does not have this form.
+            HelexaError: `text` does not have this form.
         """
         kind, _, trigger = text.partition("@")
         when, _, argument = trigger.partition("=")
@@ -66,11 +72,11 @@ class Fault:
         return cls(cast(Kind, kind), when, argument)
 
     def due(self, number: int, marked: bool) -> bool:
-        """Return whether the fault occurs in a step.
+        """Return whether the fault occurs in this step.
 
         Args:
-            number: number of the step, from 1.
-            marked: whether a sequence in the step has the token of a `token=N` fault in its KV pages.
+            number: number of the step in this process, starting at 1.
+            marked: whether the KV pages of a sequence in the step contain the token of a fault `token=N`.
         """
         match self.when:
             case "step":
@@ -88,7 +94,7 @@ class Fault:
         return False
 
     def strike(self) -> None:
-        """Execute the fault. A `nan` fault does nothing here: `Faults.afflict` sets the logits to NaN."""
+        """Execute the fault. For a `nan` fault this does nothing, because `Faults.afflict` sets the logits to NaN."""
         match self.kind:
             case "exit":
                 raise SystemExit(_EXIT_CODE)
@@ -110,7 +116,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of one engine process. Without faults, steps run unchanged."""
+    """The injected faults of one engine process. If the list is empty, steps run unchanged."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
@@ -119,7 +125,7 @@ class Faults:
 
     @classmethod
     def from_environment(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
-        """Return the faults that `NEURON_DEBUG_FAULT` in `environ` sets for `model`.
+        """Return the faults for `model` that the variable `NEURON_DEBUG_FAULT` in `environ` lists.
 
         Raises:
             HelexaError: `NEURON_DEBUG_FAULT` contains an invalid fault.
@@ -132,7 +138,7 @@ class Faults:
         return cls(faults)
 
     def loading(self) -> None:
-        """Execute the faults that occur while the model loads; later calls do nothing."""
+        """Execute the faults that occur during loading (`WHEN` is `load`). Only the first call has an effect."""
         if not self._loaded:
             self._loaded = True
             for fault in self._faults:
@@ -140,7 +146,7 @@ class Faults:
                     fault.strike()
 
     def afflict(self, runner: Runner) -> None:
-        """Wrap the method `compute` of `runner`, so that the faults occur in the runner's steps."""
+        """Replace `runner.compute` by a function that also executes the faults of each step."""
         if not self._faults:
             return
         compute = runner.compute
@@ -164,14 +170,14 @@ class Faults:
 
 
 class MarkedPages:
-    """Tracks which KV pages hold the token of a `token=N` fault. Must see the input of every step."""
+    """Tracks which KV pages contain the token of a fault `token=N`. It must receive the input of every step."""
 
     def __init__(self, token: int) -> None:
         self._token = token
         self._pages: set[int] = set()
 
     def spans(self, step: StepInput) -> list[bool]:
-        """Return for each sequence of `step` whether one of its KV pages holds the token."""
+        """Return, for each sequence of `step`, whether one of the sequence's KV pages contains the token."""
         pages = step.slots // PAGE_SIZE
         self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())

@@ -1,4 +1,4 @@
-"""Loads a model in an engine process, and reports the load to the server."""
+"""Loads the model in an engine process, and sends progress and the result to the server."""
 
 import logging
 import os
@@ -29,9 +29,10 @@ _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 
 def load_reporting(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
-    """Load a model, and report the load to the server.
+    """Load a model, and send progress and the result to the server.
 
-    Sends `Progress` messages and memory requests during the load. The last message is `Ready` or `LoadFailed`.
+    The function sends `Progress` messages and memory requests during loading. The last message is `Ready` or
+    `LoadFailed`.
 
     Returns:
         The runner of the model, or None if loading failed.

@@ -1,4 +1,4 @@
-"""The engine loop: receive messages, run a step, report its outputs."""
+"""The engine loop: receives messages, runs a step and reports the outputs of the step."""
 
 import logging
 import os
@@ -35,8 +35,8 @@ class Engine:
     """The engine: receives requests from a socket and runs steps for them, until the socket closes.
 
     Args:
-        connection: a connected stream socket.
-        model: path of the runner's model; grammars need its vocabulary.
+        connection: the socket that is connected to the server.
+        model: path of the model's file or folder, from which the vocabulary is read for grammars.
         step_seconds: seconds without progress after which the server kills this engine.
     """
 
@@ -71,13 +71,13 @@ class Engine:
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
-        """Receive messages, run a step and report its outputs, in a loop that ends at `Shutdown` or a closed socket."""
+        """Receive messages, run steps and report outputs, until `Shutdown` arrives or the server closes the socket."""
         with closing(self._grammars), self._selector:
             while self._round():
                 pass
 
     def _round(self) -> bool:
-        """Run one iteration of the loop; return False if the engine must end."""
+        """Run one iteration of the engine loop. Return False if the engine must end."""
         scheduler = self._scheduler
         outputs: list[TokenOutput] = []
         if not self._receive(outputs):
@@ -93,9 +93,9 @@ class Engine:
         return True
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:
-        """Handle pending messages; wait for a message if there is nothing to compute.
+        """Handle the messages that have arrived. If no sequence needs a step, wait for the next message.
 
-        Requests that are rejected add their error to `outputs`. Return False if the engine must end.
+        Errors of rejected requests are appended to `outputs`. Return False if the engine must end.
         """
         timeout = None if self._steps.idle else 0
         while events := self._selector.select(timeout):
@@ -121,9 +121,10 @@ class Engine:
         return True
 
     def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
-        """Queue a new sequence. A sequence with a grammar is queued when the grammar is compiled.
+        """Queue a new sequence. If it has a grammar, queue it only after the grammar is compiled.
 
-        If too many grammars wait for compilation, the sequence is rejected with an error in `outputs`.
+        If too many grammars are waiting for compilation, the request is rejected, and its error is appended to
+        `outputs`.
         """
         if not sequence.request.grammar:
             self._add(sequence, None, outputs)

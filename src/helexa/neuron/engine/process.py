@@ -20,7 +20,7 @@ from helexa.neuron.processes.file_use import mark_used
 
 
 def main() -> None:
-    """Run an engine process: load the model that the server names, report the result, and serve requests."""
+    """Run an engine process: load the model that the server requests, report the result, and serve requests."""
     gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)

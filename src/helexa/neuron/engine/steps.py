@@ -1,4 +1,4 @@
-"""Runs engine steps: plans, launches and reads each step, commits its results, and handles failed steps."""
+"""Runs engine steps: plans and launches each step, reads its results, commits them, and handles failed steps."""
 
 import logging
 import time
@@ -24,10 +24,13 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 @dataclass(frozen=True)
 class _Step:
-    """A planned step after its launch: either the step in flight, or the error that the launch raised.
+    """A planned step whose launch was attempted.
 
     Attributes:
+        plan: the plan of the step.
         begun: time at which the launch started, in seconds of `time.perf_counter`.
+        launched: the step in flight; None if the launch failed.
+        error: the exception of a failed launch, else None.
     """
 
     plan: Plan
@@ -36,7 +39,7 @@ class _Step:
     error: Exception | None = None
 
     def read(self) -> StepOutput:
-        """Wait for the step's output and return it. If the launch raised an error, raise this error instead."""
+        """Wait for the results of the step and return them. If the launch failed, raise its exception."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
         return self.launched.read(partial(refused, self.plan))
@@ -46,8 +49,9 @@ class Steps:
     """Runs the steps that `scheduler` plans on `runner`.
 
     Args:
-        overlap: launch each step before the results of the previous step are read, if possible. If a sequence ends in
-            the previous step, the next step still computes one row for this sequence, and the result is dropped.
+        overlap: whether to launch the next step before the results of the current step are read, if possible. If a
+            sequence turns out to end in the current step, the next step still computes one row for it. The result of
+            this row is dropped.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, overlap: bool = False) -> None:
@@ -56,7 +60,7 @@ class Steps:
         self._overlap = overlap
         self._ahead: _Step | None = None
         self._strikes = Strikes()
-        self._read = 0.0  # time at which the last step was read
+        self._read = 0.0  # time at which the results of the last step were read
 
     @property
     def idle(self) -> bool:
@@ -64,7 +68,7 @@ class Steps:
         return self._ahead is None and self._scheduler.idle
 
     def advance(self) -> list[TokenOutput]:
-        """Run one step, if there is anything to compute, and return its outputs.
+        """Run one step and return its outputs. If there is nothing to compute, return no outputs.
 
         If a step fails because of one request, only this request ends with an error.
 
@@ -106,7 +110,7 @@ class Steps:
         start_time, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - start_time
         finite = _finite_tokens(plan, outcome) + _finite_vectors(plan, outcome)
-        if any(finite):  # `finite` is empty for chunks of prompts
+        if any(finite):  # `finite` is empty if the step has only chunks of prompts
             self._strikes.reset()
         elif finite:
             probe_sequence = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
@@ -122,18 +126,18 @@ class Steps:
 
 
 def _finite_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return for each sampled token of a step whether the token's logits were finite.
+    """Return, for each sampled token of a step, whether the logits of the token's row were finite.
 
-    Sequences that ended before this step was read are left out.
+    Tokens of sequences that ended before the step was read are omitted.
     """
     rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
     return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
 def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return for each embedding vector that the step completes whether all numbers of the vector are finite.
+    """Return, for each embedding that the step completes, whether all of its numbers are finite.
 
-    Sequences that ended before this step was read are left out.
+    Sequences that ended before the step was read are omitted.
     """
     return [
         pooled.stays_finite(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))

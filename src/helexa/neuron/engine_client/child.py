@@ -1,4 +1,4 @@
-"""Starts and ends an engine process, and forwards its log."""
+"""Starts and ends an engine process, and copies its log lines to the server's log."""
 
 import asyncio
 import logging
@@ -21,14 +21,15 @@ _LINE_BYTES = 1 << 20
 
 
 class Child:
-    """An engine process, started by `spawn` in a separate session.
+    """An engine process, which `spawn` starts in a separate POSIX session.
 
-    The engine process ends when the server process (this process) ends: it watches a pipe from the server.
+    The engine process watches a pipe from the server process (this process), and ends when the server process ends.
 
     Attributes:
         pid: process id of the engine.
         reader, writer: the server's end of the socket to the engine.
-        verdict: the reason why the server killed the engine; None if the server did not kill the engine.
+        verdict: the reason why the server killed the engine, as text for users; None if the server did not kill the
+            engine.
     """
 
     def __init__(
@@ -51,14 +52,15 @@ class Child:
 
     @classmethod
     async def spawn(cls, command: Sequence[str] | None = None) -> "Child":
-        """Start an engine process without a model. The server names the model in its first message, `Load`.
+        """Start an engine process. The process loads a model when the server sends it the message `Load`.
 
         Args:
-            command: command line of the process; None for `COMMAND`. The options `--fd` (descriptor of the socket) and
-                `--heartbeat-fd` (descriptor of the heartbeat) are appended.
+            command: command line of the process; None for `COMMAND`. The method appends the options `--fd` (file
+                descriptor of the socket) and `--heartbeat-fd` (file descriptor of the shared memory in which the engine
+                counts its progress).
 
         Raises:
-            OSError: the system has no file descriptor, memory or process left.
+            OSError: the system has run out of file descriptors, memory or processes.
         """
         heartbeat = Heartbeat()
         try:
@@ -77,7 +79,7 @@ class Child:
 
     @property
     def progress(self) -> int:
-        """A counter that the engine increments as it makes progress, also within a step and while it loads."""
+        """The engine's progress count, which grows during a step and while the engine loads; 0 after `end`."""
         return 0 if self._ended else self._heartbeat.count
 
     async def wait(self, seconds: float) -> None:
@@ -87,14 +89,17 @@ class Child:
                 await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the engine process and to the processes that it has started."""
+        """Send the signal `number` to the engine process and to the processes that it has started."""
         if self._ended:
             return  # the process id may belong to another process now
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait `grace` seconds for the process to end. If it still runs, terminate it, then kill its process group."""
+        """Wait `grace` seconds for the process to end. If it still runs, send SIGTERM, then SIGKILL.
+
+        Afterwards, close the socket and free the shared memory of the progress count.
+        """
         if self._ended:
             return
         for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
@@ -112,7 +117,7 @@ class Child:
             await self.writer.wait_closed()
 
     def ending(self) -> str:
-        """Return a text for users that says how the process ended."""
+        """Return why the process ended, as text for users, for example with its exit code or signal."""
         if self.verdict is not None:
             return self.verdict
         code = self._process.returncode
@@ -142,13 +147,17 @@ class Child:
 async def _start(
     command: Sequence[str], heartbeat_fd: int
 ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Start an engine process; return it with the reader and the writer of the server's end of the socket."""
+    """Start an engine process that is connected to this process by a socket pair.
+
+    Returns:
+        The process, and the reader and the writer of this process's end of the socket pair.
+    """
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
         reader, writer = await asyncio.open_connection(sock=parent_socket)
         try:
             # In a new session, Ctrl-C on the terminal reaches the server only, which then ends its engines.
-            # The pipe on standard input is the parent-death watch: it closes when this process ends.
+            # The engine watches the pipe on its standard input, which closes when this process ends.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--fd",
@@ -170,4 +179,4 @@ async def _start(
 
 
 Spawn = Callable[[], Awaitable[Child]]
-"""Starts an engine process."""
+"""Type of functions that start an engine process."""

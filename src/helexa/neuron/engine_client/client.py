@@ -40,12 +40,12 @@ from helexa.neuron.engine_client.watchdog import HangDetector
 log = logging.getLogger(__name__)
 
 OVERLOADED = "overloaded"
-"""Prefix of the `error` of a `TokenOutput` if the engine's waiting queue was full."""
+"""Prefix of `TokenOutput.error` if the engine rejected the request because its waiting queue was full."""
 
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
-_CHECKS = 8  # checks of a working engine within the time that it may take without progress
+_CHECKS = 8  # number of checks within the seconds that a working engine may take without progress
 _FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 
@@ -55,13 +55,14 @@ class EngineClient:
 
     Attributes:
         ready: the engine's `Ready` message.
-        options: the engine's options. `max_sequences` is the number that the memory grant allows.
-        running, waiting: number of running and of waiting sequences at the last report.
-        free_pages: number of free KV pages at the last report.
+        options: the engine's options. After the load, `max_sequences` is the number of sequences for which the engine
+            was granted memory.
+        running, waiting: number of running and of waiting sequences in the engine's last `StepReport`.
+        free_pages: number of free KV pages in the engine's last `StepReport`.
         prompt_tokens: number of prompt tokens of all sequences that the engine has started.
         cached_tokens: number of these prompt tokens that were found in the KV cache.
         refused: number of requests that the engine rejected because its waiting queue was full.
-        reports: number of messages from the engine.
+        reports: number of messages received from the engine.
     """
 
     ready: Ready
@@ -113,16 +114,18 @@ class EngineClient:
 
         Args:
             on_progress: called in the event loop for every `Progress` message.
-            on_exit: called once with the reason, if the process ends without a call of `close`.
+            on_exit: called once with the reason if the process ends although `close` was not called.
             spawn: function that starts the process.
-            load_seconds: seconds without progress after which a loading engine counts as hung and is killed.
-            step_seconds: seconds without progress after which a working engine counts as hung and is killed.
-            memory: book that grants the engine's memory requests; None for a new book without a memory reserve.
+            load_seconds: seconds without progress after which the server kills a loading engine, because it counts as
+                hung.
+            step_seconds: seconds without progress after which the server kills a working engine, because it counts as
+                hung.
+            memory: grants the engine's memory requests; None for a new `MemoryBook` that holds no memory in reserve.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
             ModelFileError: the file is corrupt or of an unsupported kind.
-            HelexaError: any other failure to load, in one line.
+            HelexaError: loading failed for another reason; the message has one line.
         """
         client = cls(await spawn(), options, on_exit, memory or MemoryBook())
         try:
@@ -152,12 +155,12 @@ class EngineClient:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the engine's memory grant that were not free when the server last read the machine's free memory."""
+        """Granted bytes that the engine has not allocated and that other processes use. See `MemoryBook.observe`."""
         return self._memory.missing(self._child.pid)
 
     @property
     def open_streams(self) -> int:
-        """Number of unfinished requests at the engine."""
+        """Number of requests that were sent to the engine and have not ended."""
         return len(self._streams)
 
     def generate(
@@ -175,12 +178,13 @@ class EngineClient:
         reports_start: bool = False,
         gather: int = 1,
     ) -> TokenStream:
-        """Return a stream of the tokens that continue `prompt`. The request is sent when the stream is first awaited.
+        """Return a stream of the tokens that the model generates after `prompt`.
 
-        `TokenStream` describes the argument `gather`; the message `Generate` describes the other arguments.
+        The request is sent when the stream is first awaited. `TokenStream` describes the argument `gather`. The message
+        `Generate` describes the other arguments.
 
         Raises:
-            ApiError: 503, the engine is not running.
+            ApiError: 503: the engine is not running.
         """
         self._require_alive()
         message = Generate(
@@ -199,12 +203,12 @@ class EngineClient:
         return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """Return the embedding of `prompt`, or an `Embedding` with an error.
+        """Return the embedding of `prompt`. If the computation fails, the `Embedding` contains the error.
 
-        The message `Embed` describes the arguments. If the caller is canceled, the engine drops the request.
+        The message `Embed` describes the arguments. If the calling task is canceled, the engine drops the request.
 
         Raises:
-            ApiError: 503, the engine is not running.
+            ApiError: 503: the engine is not running.
         """
         self._require_alive()
         message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
@@ -213,9 +217,9 @@ class EngineClient:
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
     async def close(self, grace: float = 5.0) -> None:
-        """End the engine: send `Shutdown`, and terminate or kill a process that runs after `grace` seconds.
+        """Send `Shutdown` to the engine. If its process still runs after `grace` seconds, end the process by signals.
 
-        Open streams end with an error.
+        Unfinished token streams end with an error.
         """
         self._closing = True
         self._fail_streams(_ENDED)
@@ -228,7 +232,11 @@ class EngineClient:
             await asyncio.wait([self._watchdog])
 
     async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
-        """Send the request `message` once the socket's write buffer has drained. Only `TokenStream` calls this."""
+        """Send the request `message` to the engine, and register `stream` for its outputs.
+
+        The method waits if the socket's write buffer is full. If the engine is not running, `stream` receives an error.
+        Only `TokenStream` calls this method.
+        """
         async with self._drain_lock:
             with suppress(ConnectionError):
                 await self._writer.drain()
@@ -239,7 +247,10 @@ class EngineClient:
         self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Tell the engine to drop the request with id `number`, if it has not ended. Only `TokenStream` calls this."""
+        """Tell the engine to drop the request with id `number`, unless the request has ended.
+
+        Only `TokenStream` calls this method.
+        """
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 
@@ -312,7 +323,11 @@ class EngineClient:
             self._watchdog = None
 
     async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
-        """Kill the engine if it sends no message and makes no progress for `seconds` although `works` returns True."""
+        """Kill the engine if `works` returns True, but the engine sends no message and makes no progress for `seconds`.
+
+        Args:
+            works: function that returns whether the engine has work, so that progress is expected.
+        """
         detector = HangDetector(_CHECKS + 1)  # the first check may come right after the work
         while self._child.alive and not self._closing:
             await self._child.wait(seconds / _CHECKS)
@@ -344,5 +359,4 @@ class EngineClient:
             stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))
 
     async def _end(self, grace: float) -> None:
-        """Wait `grace` seconds for the process to end, kill it if it still runs, and release its resources."""
         await self._child.end(grace)

@@ -21,11 +21,12 @@ class _Holding:
     Attributes:
         device: the engine's device.
         promised: granted bytes.
-        start_time: start time of the engine process; distinguishes it from a later process with the same id.
-        base: bytes that the engine process held when it requested memory.
-        allocated: bytes of GPU memory that the engine holds by its own report.
-        settled: whether the engine counts as holding all granted memory.
-        missing: granted bytes that were not free when the server last read the machine's free memory.
+        start_time: start time of the engine process. A later process with the same process id has another start time.
+        base: bytes that the engine process used when it requested memory.
+        allocated: bytes of GPU memory that the engine holds, as it has reported.
+        settled: whether a GPU engine has finished loading; all granted memory then counts as allocated.
+        missing: granted bytes that the engine had not allocated and that were not free at the last call of
+            `MemoryBook.observe`.
     """
 
     device: str
@@ -38,20 +39,23 @@ class _Holding:
 
 
 class MemoryBook:
-    """Grants memory to engines. The grant of an engine ends when its process ends.
+    """Grants memory to engines. A grant ends when the engine's process ends.
 
-    The free memory that a machine reports still includes granted memory that an engine has not allocated yet. The book
-    subtracts this memory before the next grant:
+    Engines allocate their granted memory gradually. Until then, the machine reports this memory as free. The book
+    therefore subtracts the granted bytes that are not allocated yet from the free memory before the next grant. How it
+    finds the allocated bytes depends on the device:
 
-    * CPU engine: allocates granted memory gradually. The server reads the size of the engine's process.
-    * GPU engine: reports its GPU memory while it loads (see `record_allocated`), because the server cannot read it.
-      After `settle`, a GPU engine counts as holding its whole grant. If its steps allocate more than the grant, the
-      reserve covers the difference.
+    * CPU: the book reads the size of the engine's process.
+    * GPU: the engine reports its GPU memory during loading (see `record_allocated`), because the server cannot read it.
+      When loading has ended (see `settle`), the whole grant counts as allocated. If steps allocate more than the grant,
+      the memory in reserve covers the difference.
 
     Args:
         reserve: bytes of free memory that are never granted.
-        private_bytes: returns the private memory of a process in bytes, or None if the process does not exist.
-        started_at: returns the start time of a process, or None if the process does not exist.
+        private_bytes: function that returns the bytes of private memory of the process with a given id, or None if
+            there is no such process.
+        started_at: function that returns the start time of the process with a given id, or None if there is no such
+            process.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class MemoryBook:
         self._holdings: dict[int, _Holding] = {}
 
     def grant(self, pid: int, request: MemoryRequest) -> MemoryGrant:
-        """Divide the free memory for the request of the engine process `pid`, and return the grant.
+        """Decide how much of the free memory the engine process `pid` may use, and return the grant.
 
         The new grant replaces an earlier grant to the same engine.
 
@@ -99,17 +103,20 @@ class MemoryBook:
             holding.allocated = allocated
 
     def settle(self, pid: int) -> None:
-        """Record that the engine process `pid` is ready. A GPU engine then counts as holding its whole grant."""
+        """Record that the engine process `pid` has loaded its model.
+
+        The whole grant of a GPU engine then counts as allocated.
+        """
         holding = self._holdings.get(pid)
         if holding is not None and holding.device != "cpu":
             holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Record that the host has `free` bytes of free memory.
+        """Compute the missing memory of each engine, if the host has `free` bytes of free memory.
 
-        A grant is outstanding as far as the engine has not allocated it yet. If `free` is less than the outstanding
-        grants of all engines in host memory, each engine misses a part of the difference, in proportion to its
-        outstanding grant.
+        The outstanding bytes of an engine are granted to it but not allocated yet. If `free` is less than the
+        outstanding bytes of all engines in host memory, the difference is missing. Each engine misses a share of the
+        difference, in proportion to its outstanding bytes.
         """
         outstanding_by_pid = {
             pid: self._outstanding(pid, holding)
@@ -122,7 +129,7 @@ class MemoryBook:
             self._holdings[pid].missing = shortfall * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
-        """Return how many granted bytes the engine process `pid` missed at the last call of `observe`."""
+        """Return the bytes that the engine process `pid` missed at the last call of `observe`."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.missing
 
@@ -140,7 +147,10 @@ class MemoryBook:
 
 
 def _start_time_of(pid: int) -> float | None:
-    """Return the start time of the process `pid`, or None if it does not exist. The clock is never adjusted."""
+    """Return the start time of the process `pid`, or None if there is no such process.
+
+    Linux counts the time since boot, so changes of the system's clock have no effect.
+    """
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -151,6 +161,6 @@ def _start_time_of(pid: int) -> float | None:
 
 
 def _same_memory(device: str, other_device: str) -> bool:
-    """Return whether two devices share memory. Apple's GPU (`mps`) uses the host's memory."""
+    """Return whether two devices use the same memory. Apple's GPU (`mps`) uses the host's memory, as `cpu` does."""
     names = {"mps": "cpu", "cuda": "cuda:0"}
     return names.get(device, device) == names.get(other_device, other_device)

@@ -10,24 +10,24 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOut
 
 
 class Submits(Protocol):
-    """The methods of `EngineClient` that a `TokenStream` calls."""
+    """Interface with the methods of `EngineClient` that a `TokenStream` calls."""
 
     async def submit(self, stream: "TokenStream", message: Generate | Embed) -> None:
-        """Send `message`, the request of `stream`, to the engine."""
+        """Send the request `message` to the engine. The outputs of the request are then added to `stream`."""
 
     def cancel(self, number: int) -> None:
-        """Tell the engine to drop the request with id `number`, if it has not ended."""
+        """Tell the engine to drop the request with id `number`, unless the request has ended."""
 
 
 class TokenStream(AsyncIterator[TokenOutput]):
-    """An asynchronous iterator over the outputs of one request; the last output has `finish` set.
+    """An asynchronous iterator over the outputs of one request. The last output has `finish` set.
 
-    Outputs that arrive between two reads are merged into one output, so for a slow consumer only tokens are stored. If
-    a read is canceled, no output is lost and the consumer can read again. `aclose` before the last output cancels the
-    request.
+    Outputs that arrive between two reads are merged into one output, so a slow consumer costs little memory. If a read
+    is canceled, no output is lost, and the consumer can read again. A call of `aclose` before the last output cancels
+    the request.
 
     Args:
-        gather: number of unread tokens at which the consumer is woken. A number above 1 saves wake-ups, which are
+        gather: number of unread tokens at which a waiting consumer wakes. A number above 1 saves wake-ups, which are
             expensive compared with one token. The first token, an output with `started` and the end of the stream
             always wake the consumer.
     """
@@ -76,7 +76,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         )
 
     def put(self, output: TokenOutput) -> None:
-        """Add the next output from the engine without waiting. The engine client calls this."""
+        """Add an output that the engine has sent, and wake the consumer if necessary. The engine client calls this."""
         self._tokens += output.tokens
         self._logprobs += output.logprobs
         self._prompt_logprobs += output.prompt_logprobs

@@ -1,4 +1,4 @@
-"""Keeps a warm standby: an engine process that starts before the server knows which model to load."""
+"""Keeps a warm standby: an engine process that is started before the server knows which model to load."""
 
 from typing import Self
 
@@ -6,10 +6,10 @@ from helexa.neuron.engine_client.child import Child, Spawn
 
 
 class WarmStandby:
-    """Holds at most one warm standby engine process; `begin` starts it, `take` hands it out, `close` ends it.
+    """Keeps at most one warm standby: an engine process that has started but not loaded a model.
 
-    A standby process has already done the part of its start that does not depend on the model. As a context manager,
-    this class calls `begin` on entry and `close` on exit.
+    A standby process has already done the part of its start that does not depend on the model, such as the import of
+    torch. As a context manager, this class calls `begin` on entry and `close` on exit.
 
     Args:
         spawn: function that starts an engine process.
@@ -25,14 +25,14 @@ class WarmStandby:
             self._child = await self._spawn()
 
     async def take(self) -> Child:
-        """Return the standby process if there is one and it is alive, else a new engine process."""
+        """Return the standby process. If there is none, or if it has ended, return a new engine process."""
         child, self._child = self._child, None
         if child is not None and child.alive:
             return child
         return await self._spawn()
 
     async def close(self) -> None:
-        """End the standby process, if there is one."""
+        """End the standby process if there is one."""
         child, self._child = self._child, None
         if child is not None:
             await child.end(grace=0.0)

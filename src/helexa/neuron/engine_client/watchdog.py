@@ -2,12 +2,13 @@
 
 
 class HangDetector:
-    """Detects a hang: a number of consecutive checks at which an engine with work made no progress.
+    """Detects a hang: an engine that has work but makes no progress during `patience` consecutive checks.
 
-    Counting checks instead of seconds avoids a false alarm after the server process itself was suspended.
+    The detector counts checks instead of seconds. If the server process itself was suspended, elapsed seconds would
+    cause a false alarm.
 
     Args:
-        patience: number of consecutive checks without progress at which an engine with work counts as hung.
+        patience: number of consecutive checks without progress after which an engine with work counts as hung.
     """
 
     def __init__(self, patience: int) -> None:
@@ -16,11 +17,11 @@ class HangDetector:
         self._silent_checks = 0
 
     def check(self, news: int, working: bool) -> bool:
-        """Record the result of one check; return whether the engine hangs.
+        """Record the result of one check, and return whether the engine hangs.
 
         Args:
-            news: a counter that grows with each report and each progress of the engine.
-            working: whether the engine has work.
+            news: a counter that grows with each message from the engine and with the engine's progress count.
+            working: whether the engine has work, so that progress is expected.
         """
         self._silent_checks = self._silent_checks + 1 if working and news == self._last_count else 0
         self._last_count = news

@@ -1,8 +1,7 @@
-"""Build grammars that constrain a model's answer, in llguidance's format, and check that a grammar compiles.
+"""Build grammars that constrain a model's output, in llguidance's format, and check that a grammar compiles.
 
-A grammar is JSON text in llguidance's format. The engine compiles the grammar and masks tokens that it forbids.
-Building
-a grammar has no side effects.
+A grammar is JSON text in llguidance's format. The engine compiles the grammar and masks the tokens that the grammar
+forbids. Building a grammar has no side effects.
 """
 
 from helexa.neuron.grammar.answer import for_choice, for_lark, for_regex, for_schema

@@ -1,4 +1,7 @@
-"""Build grammars of a whole answer from a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
+"""Builds grammars for a model's whole output.
+
+The output can be constrained by a JSON Schema, a regular expression, a list of strings or a Lark grammar.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,23 +16,27 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
-    """Return the grammar of JSON text that matches a schema, without white space. `{"type": "object"}` means any JSON
-    object.
+    """Return a grammar that allows only JSON text without white space that matches the JSON Schema `schema`.
+
+    The schema `{"type": "object"}` allows any JSON object.
 
     Args:
         schema: the JSON Schema.
-        lenient: ignore keywords that llguidance cannot enforce. If False, a schema with such a keyword does not
-            compile.
+        lenient: whether to ignore keywords that llguidance cannot enforce. If False, a schema with such a keyword does
+            not compile.
 
     Raises:
-        ApiError: 400 `invalid_schema`: the value is not a schema.
+        ApiError: 400 `invalid_schema`: `schema` is not a JSON Schema, or is nested too deeply.
     """
     rules = Rules()
     return rules.serialised(rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient))
 
 
 def for_regex(regex: str) -> str:
-    """Return the grammar of text that fully matches `regex`, in the syntax of Rust's `regex` (without look-around)."""
+    """Return a grammar that allows only text that fully matches `regex`.
+
+    The syntax is that of Rust's crate `regex`, which has no look-around.
+    """
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
@@ -38,10 +45,10 @@ def for_regex(regex: str) -> str:
 
 
 def for_choice(choices: Sequence[str]) -> str:
-    """Return the grammar of an answer that is exactly one of the strings in `choices`.
+    """Return a grammar that allows only the strings in `choices`.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: `choices` is empty or holds an empty string.
+        ApiError: 400 `invalid_grammar`: `choices` is empty or contains an empty string.
     """
     if not choices or not all(choices):
         raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
@@ -50,10 +57,10 @@ def for_choice(choices: Sequence[str]) -> str:
 
 
 def for_lark(lark: str) -> str:
-    """Return the grammar that `lark` defines, written in llguidance's variant of Lark.
+    """Return a grammar from the text `lark`, which is written in llguidance's variant of Lark.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: `lark` names special tokens, or is not a Lark grammar.
+        ApiError: 400 `invalid_grammar`: `lark` names special tokens, or is written in another syntax.
     """
     if "::=" in lark:
         raise ApiError(400, "invalid_grammar", "the grammar must be in Lark syntax, with rules such as 'start: ...'")

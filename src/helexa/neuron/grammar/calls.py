@@ -1,4 +1,7 @@
-"""Build the grammar of one tool call, with one function per syntax of calls."""
+"""Build the grammar of one tool call, with one function for each tool-call syntax.
+
+The functions add rules to a grammar, and return a Lark expression that matches the call.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,15 +16,15 @@ _LINE = "\n"
 
 
 def json_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of a call of the tool `offer`, written as `{"name": ..., "arguments": {...}}`."""
+    """Return a Lark expression for a call of the tool `offer` in the form `{"name": ..., "arguments": {...}}`."""
     lead = f'{{"name": "{offer.name}", "arguments": '
     return f'{literal(lead)} {offer.arguments(rules)} "}}"'
 
 
 def schema_call(rules: Rules, offer: Offer, key: str) -> str:
-    """Return the grammar of a call of the tool `offer`, written as `{"name": ..., KEY: {...}}`.
+    """Return a Lark expression for a call of the tool `offer` in the form `{"name": ..., KEY: {...}}`.
 
-    The grammar is a single JSON schema, so other JSON can be an alternative to the call.
+    The whole call is one JSON Schema. A grammar can therefore also allow other JSON text in place of the call.
     """
     schema = {
         "type": "object",
@@ -33,9 +36,9 @@ def schema_call(rules: Rules, offer: Offer, key: str) -> str:
 
 
 def xml_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of a call of the tool `offer`, written as `<function=NAME>` with tagged parameters.
+    """Return a Lark expression for a call of the tool `offer` in the form `<function=NAME>` with tagged parameters.
 
-    If tags cannot express the tool's schema, the grammar requires a JSON call instead.
+    If the tagged form cannot enforce the tool's schema, the grammar requires the JSON form of `json_call` instead.
     """
     parameters = {name: Parameter(offer, name, _XML_TAGS) for name in offer.properties}
     if not (offer.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
@@ -49,14 +52,15 @@ def xml_call(rules: Rules, offer: Offer) -> str:
 
 
 def python_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of a call of the tool `offer`, written as `NAME(KEY=VALUE, ...)` with values in JSON.
+    """Return a Lark expression for a call of the tool `offer` in the form `NAME(KEY=VALUE, ...)` with values in JSON.
 
     Raises:
-        ApiError: 400 `unsupported_schema`: the format cannot express the schema of a strict tool.
+        ApiError: 400 `unsupported_schema`: this form cannot express a required parameter, or the schema of a strict
+            tool.
     """
     number = f"tool_{offer.index}"
-    later = ""  # rule for parameters after the first written one
-    first: list[str] = []  # alternatives for the first written parameter
+    later = ""  # rule for the parameters after the first one in the call
+    first: list[str] = []  # alternatives for the first parameter in the call
     optional = True
     for position, name in reversed([*enumerate(_writable(offer, offer.properties))]):
         written = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, offer, name)}")
@@ -70,7 +74,10 @@ def python_call(rules: Rules, offer: Offer) -> str:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a copy of `schema` for embedding at `place` in another schema: each `#` reference begins with `place`."""
+    """Return a copy of `schema` for use inside another schema, at the JSON pointer `place`.
+
+    Each local reference (`#...`) in the copy is prefixed with `place`, so it still points to the same subschema.
+    """
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -83,11 +90,11 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(offer: Offer, names: Iterable[str]) -> list[str]:
-    """Return those of the parameter names `names` that can be written as text in a call.
+    """Return the names in `names` that are valid parameter names in a call.
 
     Raises:
-        ApiError: 400 `unsupported_schema`: the format cannot write a required parameter, or a strict schema is not a
-            plain list of parameters.
+        ApiError: 400 `unsupported_schema`: a required parameter has an invalid name, or the tool is strict and its
+            schema is not a plain list of parameters.
     """
     if offer.strict and not offer.is_plain:
         raise _unsupported(offer, "its schema must be an object's with 'properties'")

@@ -1,8 +1,7 @@
-"""Program that compiles grammars in its own process, so that a malicious grammar can crash only this process.
+"""Program that compiles grammars in a separate process, so that a malicious grammar can crash only this process.
 
 The program reads one grammar per line, as a JSON string, and writes one `Verdict` per line, in JSON. It exits at the
-end
-of standard input.
+end of standard input.
 """
 
 import json
@@ -32,7 +31,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> Verdict:
-    """Compile a grammar and return the compiler's error, or an empty `Verdict` for a valid grammar."""
+    """Compile `grammar` and return a `Verdict` with the compiler's error. The error is empty for a valid grammar."""
     if not (error := _error_of(grammar)):
         return Verdict()
     for rule in json.loads(grammar)["grammars"]:
@@ -56,7 +55,8 @@ def _error_of_schema(schema: Any) -> str:
 def _pointer(schema: dict[str, Any], error: str) -> str:
     """Return the JSON pointer of the part of `schema` that causes `error`.
 
-    The part is the innermost subschema that has the same error if compiled alone. The search has a time limit.
+    This is the innermost subschema that causes the same error if it is compiled alone. At a time limit, the search ends
+    with the innermost subschema found.
     """
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
@@ -96,8 +96,8 @@ def _serve() -> None:
 
 
 def main() -> None:
-    """Compile grammars from standard input until standard input ends."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the signal ends the process
+    """Compile the grammars on standard input and write the results, until standard input ends."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # after the time limit, the signal ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # other systems do not enforce the limit on address space
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

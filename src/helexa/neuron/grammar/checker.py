@@ -1,4 +1,4 @@
-"""Check that a request's grammar compiles, before the request is admitted."""
+"""Checks that a request's grammar compiles before the request is admitted."""
 
 import asyncio
 import hashlib
@@ -24,9 +24,9 @@ _SECONDS = 30.0  # wall-clock limit, on a machine with other work
 
 
 class GrammarChecker:
-    """Compiles grammars in a separate process.
+    """Checks that grammars compile, by compiling them in a separate process.
 
-    The process starts at the first check and is restarted after a crash. The results of recent grammars are cached.
+    The process starts at the first check, and again after a crash. The results of recently used grammars are cached.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,12 @@ class GrammarChecker:
         """Raise an error if a grammar does not compile.
 
         Args:
-            grammar: the serialized grammar.
-            param: name of the request field that contains the grammar.
+            grammar: the grammar as JSON text in llguidance's format.
+            param: name of the request field that contains the grammar, for the error message.
 
         Raises:
-            ApiError: 400 `invalid_schema` or `invalid_grammar`: the grammar does not compile; the message has location
-                and
-                reason. 503: too many grammars wait for the check, or the check failed.
+            ApiError: 400 `invalid_schema` or `invalid_grammar`: the grammar is too large or does not compile. The
+                message says where and why. 503: too many grammars are waiting to be checked, or the check failed.
         """
         try:
             encoded = grammar.encode()

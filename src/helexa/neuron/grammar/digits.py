@@ -1,4 +1,4 @@
-"""Limit the digits of numbers in a schema, because weak models may otherwise write digits up to their output limit."""
+"""Limits the digits of numbers in a JSON Schema. Otherwise a weak model may write digits up to its output limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 from helexa.neuron.grammar.schema import type_names
 
 LARGEST = 10**18
-"""Limit of numbers without bounds in their schema, near the largest bound that llguidance supports."""
+"""Largest absolute value of a number whose schema has no bounds; near the largest bound that llguidance supports."""
 
 DECIMALS = 1e-10
-"""Step of numbers without a step in their schema: the smallest step that llguidance supports."""
+"""Value of `multipleOf` for a number whose schema has none: the smallest value that llguidance supports."""
 
 _LEAST_RANGE = 1e-6  # a smaller range may contain no multiple of a step
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NUMERIC = frozenset({"integer", "number"})
-# with these keywords, additional bounds may contradict
+# Additional bounds may contradict these keywords.
 _ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
 
 
 def bounded(schema: Any) -> Any:
-    """Return a copy of `schema` in which numbers without bounds have at most 18 digits before and 10 after the decimal
-    point.
+    """Return a copy of `schema` that limits the number of digits of numbers.
+
+    Numbers without bounds get the bounds -`LARGEST` and `LARGEST`, and at most 10 decimal places (`DECIMALS`).
     """
     if isinstance(schema, list):
         return [bounded(item) for item in schema]
@@ -42,7 +43,7 @@ def bounded(schema: Any) -> Any:
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
-    """Return the bounds to add to a numeric schema that does not limit its numbers."""
+    """Return the keywords to add to a numeric schema: those of `minimum`, `maximum` and `multipleOf` that it lacks."""
     stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
     if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
         return {}

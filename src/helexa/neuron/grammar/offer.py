@@ -1,4 +1,4 @@
-"""Describe a tool for a grammar: its name, its arguments' schema, and whether the schema is enforced strictly."""
+"""Describes a tool for a grammar: its name, the schema of its arguments, and whether the grammar enforces it."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules
 from helexa.neuron.grammar.schema import checked_schema
 
-# With these keywords, properties may exist that `properties` does not mention.
+# With these keywords, an object may have properties that the keyword `properties` does not list.
 _OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
 _OPEN |= {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "minProperties"}
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -23,7 +23,8 @@ class Offer:
         index: position in the request's list of tools.
         name: name of the tool.
         schema: JSON Schema of the arguments.
-        strict: enforce the whole schema. If False, the grammar ignores keywords that llguidance cannot enforce.
+        strict: whether to enforce the whole schema. If False, the grammar ignores keywords that llguidance cannot
+            enforce.
     """
 
     index: int
@@ -32,10 +33,10 @@ class Offer:
     strict: bool
 
     def __post_init__(self) -> None:
-        """Check the tool's name and schema.
+        """Raise an error if the tool's name or schema is invalid.
 
         Raises:
-            ApiError: 400: `invalid_grammar` for an invalid name, `invalid_schema` for an invalid schema.
+            ApiError: 400 `invalid_grammar`: the name is invalid. 400 `invalid_schema`: the schema is invalid.
         """
         if not is_name(self.name):
             raise ApiError(400, "invalid_grammar", f"'{self.name[:100]}' cannot be the name of a tool", param="tools")
@@ -43,7 +44,7 @@ class Offer:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the tool's named parameters by name, in the schema's order."""
+        """The schemas of the tool's parameters by parameter name, in the schema's order."""
         properties = self.schema.get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
@@ -55,13 +56,18 @@ class Offer:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the schema only lists named parameters, so that the arguments can be written one by one."""
+        """Whether the schema only lists named parameters.
+
+        The arguments can then be written one by one, without a JSON object around them.
+        """
         return not self.schema.keys() & (_OPEN - {"additionalProperties"}) and self.required <= self.properties.keys()
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """Schema of the arguments as a JSON object. If the tool's schema names parameters, it allows only these
-        parameters.
+        """Schema of the JSON object that contains all arguments.
+
+        If the tool's schema names parameters and does not mention additional parameters, only the named ones are
+        allowed.
         """
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
@@ -69,10 +75,10 @@ class Offer:
         return schema
 
     def arguments(self, rules: Rules) -> str:
-        """Add the grammar of the arguments, as a JSON object, to `rules` and return a reference to it."""
+        """Add the schema of the arguments object to `rules`, and return a Lark expression that refers to it."""
         return rules.schema(f"tool_{self.index}", self.arguments_schema, spaced=True, lenient=not self.strict)
 
 
 def is_name(text: str) -> bool:
-    """Return whether the parsers accept `text` as the name of a tool or a parameter."""
+    """Return whether the tool-call parsers accept `text` as the name of a tool or a parameter."""
     return _NAME.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Grammar of a tool parameter that is written between tags: strings are bare text, other values are JSON."""
+"""Grammar of a tool parameter between tags. Strings are written without quotes, other values as JSON."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 # Keywords that restrict a string, or change the meaning of a schema.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
 _WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
-# these texts parse as strings only if the schema's type is string
+# The parser reads these texts as strings only if the schema's type is string.
 _PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))
 _UNTAGGED = "helexa-untagged"
 
@@ -27,9 +27,9 @@ class Parameter:
         tags: strings that would end the value; all begin with `<`.
 
     Attributes:
-        kind: syntax of the value. `option`: one of the values that the schema lists. `text`: any bare text.
-            `restricted`:
-            bare text whose schema has restrictions that the grammar cannot enforce. `json`: JSON.
+        kind: syntax of the value. `option`: one of the values that the schema lists. `text`: any string, without
+            quotes. `restricted`: a string without quotes, if the schema has restrictions that the grammar cannot
+            enforce. `json`: JSON.
     """
 
     def __init__(self, offer: Offer, name: str, tags: tuple[str, ...]) -> None:
@@ -43,11 +43,11 @@ class Parameter:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the parser turns every text that the grammar allows into a value that the schema accepts."""
+        """Whether every text that the grammar allows is parsed into a value that the schema accepts."""
         return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
 
     def value(self, rules: Rules, margin: str, tag: str) -> str:
-        """Return a reference to the value, then the string `margin`, then the marker `tag` that ends the value."""
+        """Return a Lark expression for the value, followed by the string `margin` and the closing tag `tag`."""
         if self.kind in ("text", "restricted"):
             return rules.text_to(margin, tag, rules.add("VALUE", without(self._tags)))
         if self.kind == "option":
@@ -69,7 +69,7 @@ class Parameter:
     def _written_options(self) -> Iterable[str]:
         """Yield the text of each value that the schema lists in `const` or `enum`.
 
-        A value is omitted if the parser would not restore it from its text.
+        A value is omitted if the tool-call parser would not turn its text back into the same value.
         """
         listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
         for option in listed if isinstance(listed, list) else ():
@@ -85,7 +85,7 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Return whether the schema allows only values whose JSON contains no strings."""
+        """Whether the schema allows only numbers, booleans and null, whose JSON contains no strings."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 
@@ -94,9 +94,10 @@ class Parameter:
         return ends_somewhere(self._schema, self._offer.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
-        """Return a schema of JSON whose strings contain no tags, to combine with the parameter's schema.
+        """Return a schema that allows only JSON whose strings contain no tags, to combine with the parameter's schema.
 
-        Return None if no tag can occur or the schema is recursive: llguidance cannot intersect recursive schemas.
+        Return None if the value contains no strings. Also return None if the parameter's schema is recursive, because
+        llguidance cannot intersect recursive schemas.
         """
         if self._is_bare or not self._ends:
             return None
@@ -113,7 +114,12 @@ class Parameter:
 
 
 def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] | None = None) -> str:
-    """Add a parameter's value, as JSON, to `rules` and return a reference to it. The value must also match `limit`."""
+    """Return a Lark expression for the parameter `name` of the tool `offer`, written as JSON.
+
+    Args:
+        rules: the grammar, to which the parameter's schema is added.
+        limit: a JSON Schema that the value must also match; None for no such schema.
+    """
     schema = offer.properties[name]
     defined = definitions(offer.schema)
     if limit is not None:
@@ -126,7 +132,7 @@ def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] |
 
 
 def _has_plain_string(schema: Any, depth: int = 4) -> bool:
-    """Return whether the schema allows any string, without restrictions such as `pattern`."""
+    """Return whether `schema` allows arbitrary strings, without a restriction such as `pattern`."""
     if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
         return False
     if names := type_names(schema):

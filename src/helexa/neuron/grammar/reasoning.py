@@ -1,22 +1,22 @@
-"""Extend a grammar of an answer so that unconstrained reasoning may precede the answer."""
+"""Extends a grammar of constrained output so that the model may first reason without constraints."""
 
 from helexa.neuron.grammar.rules import Rules, TokenId, without
 from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 
 _MARGIN = r"/\n{0,2}/"
-"""Text between the end of reasoning and the constrained answer, as in chat templates."""
+"""Lark expression of the text between the reasoning and the constrained output, as in chat templates."""
 
 
 def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_id: TokenId = lambda _: None) -> str:
-    """Return the grammar of reasoning followed by an answer that matches the grammar `message`.
+    """Return a grammar that allows unconstrained reasoning, followed by output that matches the grammar `message`.
 
     Args:
-        message: grammar of the answer after the reasoning.
+        message: grammar of the output after the reasoning.
         marks: markers before and after the reasoning.
-        begun: the prompt ends inside a reasoning block, so the closing marker is required. If False, the reasoning is
-            optional.
-        token_id: returns the token id of a marker, or None.
+        begun: whether the prompt ends inside a reasoning block. If True, the closing marker is required. If False, the
+            whole reasoning is optional.
+        token_id: function that returns the token id of a marker, or None if the marker is not a single token.
     """
     rules = Rules(token_id)
     thought = rules.add("THOUGHT", without((marks.close,)))
@@ -27,9 +27,12 @@ def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_i
 
 
 def in_final_channel(message: str, *, reasons: bool = True, token_id: TokenId = lambda _: None) -> str:
-    """Return the grammar of an answer in Harmony's final channel, whose content matches the grammar `message`.
+    """Return a grammar for output in Harmony's final channel, whose content matches the grammar `message`.
 
-    If `reasons` is True, an optional reasoning message may precede the answer.
+    Args:
+        message: grammar of the content.
+        reasons: whether a reasoning message may precede the final message.
+        token_id: function that returns the token id of a marker, or None if the marker is not a single token.
     """
     rules = Rules(token_id)
     lead = harmony_message(rules, "analysis") if reasons else ""
@@ -37,17 +40,18 @@ def in_final_channel(message: str, *, reasons: bool = True, token_id: TokenId = 
 
 
 def harmony_message(rules: Rules, channel: str) -> str:
-    """Return the grammar of an optional Harmony message in `channel`, including the start of the message that follows
-    it.
+    """Return a Lark expression for an optional Harmony message in `channel`.
+
+    The expression ends with the beginning of the next message, `<|start|>assistant`.
     """
     start, end = rules.marker("<|start|>"), harmony_text(rules, "<|end|>")
     return f'({rules.marker("<|channel|>")} "{channel}" {rules.marker("<|message|>")} {end} {start} "assistant")?'
 
 
 def harmony_final(rules: Rules, message: str) -> str:
-    """Return the grammar of Harmony's final message, whose content matches the rule `message`.
+    """Return a Lark expression for Harmony's final message, whose content matches the Lark expression `message`.
 
-    The message header may name the format `json`.
+    The header of the final message may state that the content is in the format `json`.
     """
     constrain = rules.marker("<|constrain|>")
     head = f'{rules.marker("<|channel|>")} "final" (" "? {constrain} "json")?'
@@ -55,6 +59,6 @@ def harmony_final(rules: Rules, message: str) -> str:
 
 
 def harmony_text(rules: Rules, end: str = "") -> str:
-    """Return a reference to the text of a Harmony message, followed by the marker `end` if one is given."""
+    """Return a Lark expression for the text of a Harmony message, followed by the marker `end` if it is not empty."""
     text = rules.add("TEXT", without(tuple(sorted(FAMILIES["harmony"].markers))))
     return rules.text_to("", end, text) if end else text

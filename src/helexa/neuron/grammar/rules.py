@@ -9,7 +9,7 @@ from typing import Any
 from helexa.neuron.grammar.digits import bounded
 
 TokenId = Callable[[str], int | None]
-"""Returns the token id of a string, or None if the vocabulary has no such token."""
+"""Type of functions that return the token id of a string, or None if the string is not a single token."""
 
 _COMPACT = {"whitespace_flexible": False}
 # The spacing of calls in chat templates, which models have seen in training.
@@ -17,11 +17,11 @@ _SPACED = _COMPACT | {"item_separator": ", ", "key_separator": ": "}
 
 
 class Rules:
-    """Collects the rules of a grammar. Its methods return references, which other rules use as names of grammar
-    elements.
+    """Collects the rules of a grammar. Its methods return Lark expressions, from which further rules are built.
 
     Args:
-        token_id: returns the token id of a marker, or None. The grammar requires such a marker as a single token.
+        token_id: function that returns the token id of a marker, or None if the marker is not a single token. The
+            grammar requires a marker with a token id as this token.
     """
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
@@ -30,20 +30,21 @@ class Rules:
         self._nested: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
-        """Define a rule and return a reference to it.
+        """Add the rule `name` with the Lark expression `body`, and return the name for use in other rules.
 
-        A name in capitals defines a terminal. `name` may end in options such as `[lazy]`.
+        A name in capitals defines a terminal. `name` may end in options such as `[lazy]`, which the returned name
+        omits.
         """
         self._lines[f"{name}: {body}"] = None  # a dict, because the same rule may be added twice
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
-        """Return a reference to text followed by a marker.
+        """Return a Lark expression for free text that is followed by a marker.
 
         Args:
-            margin: string between text and marker.
+            margin: string between the text and the marker.
             marker: the marker after the text.
-            text: reference to the terminal of the text, which must not contain `marker`.
+            text: name of the terminal of the text, which must not match text that contains `marker`.
         """
         if not self.is_token(marker):  # one lexeme: as separate lexemes, the marker would match as text
             return self.add(f"{text.lower()}_to_end[lazy]", f"{text} {literal(margin + marker)}")
@@ -52,13 +53,13 @@ class Rules:
         return f"{text} {self.marker(marker)}"
 
     def schema(self, name: str, schema: Any, *, spaced: bool = False, lenient: bool = False) -> str:
-        """Return a reference to JSON text that matches `schema`, with a limited number of digits in numbers.
+        """Return a Lark expression for JSON text that matches `schema`. Numbers have a limited number of digits.
 
         Args:
             name: name of the schema in error messages, with `_` for spaces.
             schema: the JSON Schema.
-            spaced: require a space after commas and colons. If False, no white space is allowed.
-            lenient: ignore keywords that llguidance does not support.
+            spaced: whether a space is required after commas and colons. If False, no white space is allowed.
+            lenient: whether to ignore keywords that llguidance does not support.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
         # Without `$schema`: the JSON Schema draft makes no difference, and llguidance would look up its address.
@@ -68,11 +69,11 @@ class Rules:
         return self._add_nested({"name": name, "json_schema": bounded(without_draft) | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
-        """Add a complete Lark grammar, `text`, and return a reference to it."""
+        """Add the complete Lark grammar `text` under `name`, and return a Lark expression that refers to it."""
         return self._add_nested({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
-        """Add the rules of another serialized grammar and return a reference to it."""
+        """Add a serialized grammar with all its rules under `name`, and return a Lark expression that refers to it."""
         first, *nested = json.loads(grammar)["grammars"]
         for rule in nested:
             self._add_nested(rule)
@@ -83,12 +84,16 @@ class Rules:
         return self._token_id(marker) is not None
 
     def marker(self, marker: str) -> str:
-        """Return `marker` in the grammar's syntax: its token, or a literal string if it is not a single token."""
+        """Return a Lark expression for `marker`: its token id, or a literal string if it is not a single token."""
         token = self._token_id(marker)
         return literal(marker) if token is None else f"<[{token}]>"
 
     def serialised(self, start: str) -> str:
-        """Return the grammar as JSON text. `start` is the body of its start rule."""
+        """Return the whole grammar as JSON text.
+
+        Args:
+            start: Lark expression of the start rule, which the model's output must match.
+        """
         text = "\n".join([f"start: {start}", *self._lines, ""])
         return json.dumps({"grammars": [{"lark_grammar": text}, *self._nested.values()]}, ensure_ascii=False)
 
@@ -104,9 +109,9 @@ def literal(text: str) -> str:
 
 @lru_cache(64)
 def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
-    """Return the body of a terminal that matches text without any of `strings`.
+    """Return a Lark expression for text that contains none of `strings`, for use in a terminal.
 
-    The text must not begin with one of `beginnings`, not even after white space.
+    The text also does not begin with one of `beginnings`, not even after white space.
     """
     anywhere, first = ("|".join(map(_pattern, group)) for group in (strings, beginnings))
     not_within = [f"~/(?s:.*)({anywhere})(?s:.*)/"] if anywhere else []

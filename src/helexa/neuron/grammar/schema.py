@@ -1,4 +1,4 @@
-"""Check clients' JSON Schemas before llguidance compiles them."""
+"""Checks JSON Schemas from requests before llguidance compiles them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ _MAX_STEPS = 150
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
-    """Return `schema` if it is an object of limited nesting depth; return `{}` for `true`.
+    """Return `schema` if it is an object that is not nested too deeply. Return `{}` if it is `true`.
 
     Args:
         schema: the value from the request.
         label: name of the schema in error messages.
 
     Raises:
-        ApiError: 400 `invalid_schema`.
+        ApiError: 400 `invalid_schema`: `schema` is not an object, or has more than `MAX_DEPTH` levels.
     """
     if schema is True:
         return {}
@@ -33,18 +33,18 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that the schema's `type` keyword allows; empty if the schema has no `type`."""
+    """Return the type names in the schema's `type` keyword, or an empty set if the schema has no `type`."""
     types = schema.get("type")
     return frozenset(name for name in (types if isinstance(types, list) else [types]) if isinstance(name, str))
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definitions that `$ref` can name, by the keyword that holds them (`$defs`, `definitions`)."""
+    """Return the definitions to which `$ref` can refer, by the keyword that contains them (`$defs`, `definitions`)."""
     return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 
 def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether all references in `subschema` lead to definitions in `schema` and form no cycle."""
+    """Return whether all references in `subschema` lead to definitions in `schema` without a cycle."""
     return _ends(subschema, schema, {}, 0)
 
 

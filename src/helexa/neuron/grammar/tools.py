@@ -1,4 +1,4 @@
-"""Build grammars of answers with tool calls, in the model's tool-call format."""
+"""Builds grammars for output with tool calls, in the model's tool-call format."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16
-"""Maximum number of calls in one message; without a limit, small models may call tools forever."""
+"""Maximum number of tool calls in one message; without a limit, small models may call tools forever."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ def for_tools(
     message: str = "",
     reasons: bool = True,
 ) -> str:
-    """Return the grammar of an answer that calls tools, with arguments that match the tools' schemas.
+    """Return a grammar for output that calls tools, with arguments that match the tools' schemas.
 
     Args:
         family: name of the tool-call format.
         tools: callable tools.
-        choice: `required` allows only calls, a tool's name only calls of this tool, and `auto` text, calls or both.
-            With `auto`, text that begins like a call must be a call.
-        parallel: allow several calls, if the format supports them.
+        choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
+            calls, or text and then calls. With `auto`, text that begins like a call must be a call.
+        parallel: whether to allow several calls, if the format supports them.
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
-        token_id: returns the token id of a marker, or None.
-        message: grammar of an answer without calls; with `auto`, the output is either this answer or calls.
-        reasons: allow reasoning before the answer, in formats that frame reasoning like calls (Harmony).
+        token_id: function that returns the token id of a marker, or None if the marker is not a single token.
+        message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
+        reasons: whether to allow reasoning first, in formats that write reasoning and calls in the same way (Harmony).
 
     Raises:
-        ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: the chosen tool
-            does not exist, there are no tools, or a tool's name is invalid.
+        ApiError: 400 `invalid_schema` or `unsupported_schema`: the schema of a tool, which the message names. 400
+            `invalid_grammar`: the chosen tool does not exist, there are no tools, or a tool's name is invalid.
     """
     if choice not in ("required", "auto"):
         if choice not in tools:
@@ -99,7 +99,10 @@ def _llama(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """Return the grammar of calls as a Python list. Tokens around the list are optional if the vocabulary has them."""
+    """Return the grammar of calls as a Python list.
+
+    If the vocabulary has tokens that mark the beginning and the end of the list, these tokens are optional.
+    """
     call = rules.add("call", _either(python_call(rules, offer) for offer in offers))
     listed = f'"[" {_several(call, ", ", limit)} "]"'
     start, end = "<|python_start|>", "<|python_end|>"
@@ -109,7 +112,10 @@ def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """Return the grammar of Mistral's older format, and also of the newer format if the vocabulary has its token."""
+    """Return the grammar of calls in Mistral's older format, a JSON list.
+
+    If the vocabulary has the token `[ARGS]`, the grammar also allows Mistral's newer format.
+    """
     opener, arguments = "[TOOL_CALLS]", "[ARGS]"
     call = rules.add("call", _either(json_call(rules, offer) for offer in offers))
     body = f'" "? "[" {_several(call, ", ", limit)} "]"'
@@ -121,7 +127,7 @@ def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """Return the grammar of DeepSeek's calls in two formats: that of V3 and R1, and that of V3.1."""
+    """Return the grammar of calls in both formats of DeepSeek: the format of V3 and R1, and the format of V3.1."""
     begin, separator, end = (rules.marker(f"<｜tool▁{name}｜>") for name in ("call▁begin", "sep", "call▁end"))
     either: list[str] = []
     for offer in offers:
@@ -135,11 +141,10 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str, reasons: bool) -> str:
-    """Return the grammar of an answer with tool calls in the Harmony format.
+    """Return the grammar of output with tool calls in the Harmony format.
 
-    The answer is optional reasoning, then one call, which ends the answer. If `may_message`, text may precede the call,
-    and
-    a final message may replace the call.
+    The output is optional reasoning, followed by one call, which ends the output. If `may_message` is True, text may
+    precede the call, and a final message may replace the call.
     """
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."

@@ -8,8 +8,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         error: the compiler's error; empty for a valid grammar.
-        rule: name of the rule with the error; empty if unknown.
-        pointer: JSON pointer of the error in the rule's schema; empty if unknown.
+        rule: name of the JSON Schema in the grammar that causes the error; empty if unknown.
+        pointer: JSON pointer of the error within this JSON Schema; empty if unknown.
     """
 
     error: str = ""

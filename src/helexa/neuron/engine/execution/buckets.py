@@ -1,22 +1,22 @@
-"""Chooses the batch sizes (buckets) for which graphs are captured, and the bucket of a step."""
+"""Chooses the batch sizes (buckets) for which graphs are captured, and the bucket to which a step is padded."""
 
 from collections.abc import Sequence
 
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import MAX_DRAFTS
 
-_MOST_DRAFTING = 4  # sequences in a captured graph with drafts
+_MOST_DRAFTING = 4  # maximum number of sequences in a captured graph with drafts
 
 MAX_DRAFT_ROWS = 1 + MAX_DRAFTS
-"""Maximum rows of a span with drafts."""
+"""Maximum number of rows (tokens) of a sequence in a step with drafts."""
 
 
 def buckets(most: int, drafting: int = 0) -> list[Bucket]:
-    """Return the sizes for which graphs are captured: sizes without drafts in ascending order, then sizes with drafts.
+    """Return the batch sizes for which graphs are captured, in ascending order. Sizes for steps with drafts come last.
 
     Args:
         most: maximum number of sequences in a decode step without drafts.
-        drafting: maximum number of sequences in a decode step with drafts.
+        drafting: maximum number of sequences in a decode step with drafts; 0 for no sizes with drafts.
     """
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
@@ -27,12 +27,12 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
-    """Return the first bucket to which a step can be padded, or None if no bucket is large enough.
+    """Return the first bucket that is large enough for a step, or None if every bucket is too small.
 
     Args:
         rows, spans: number of rows (tokens) and of spans (sequences) of the step.
-        longest: number of rows of the step's longest span.
-        among: the buckets to choose from.
+        longest: number of rows of the longest span of the step.
+        among: the available buckets in order of preference.
     """
     for bucket in among:
         max_span_rows = 1 if bucket.rows == bucket.spans else MAX_DRAFT_ROWS

@@ -1,4 +1,4 @@
-"""Classifies the exceptions of failed steps."""
+"""Classifies exceptions of failed steps: device errors, out-of-memory errors and others."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # Ru
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Return whether `error` leaves the device, or torch's state of the device, unusable."""
+    """Return whether the device is unusable after `error`, so that the engine process must end."""
     return any(
         isinstance(link, torch.AcceleratorError) or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
         for link in _chain(error)
@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_frames(error: BaseException) -> None:
-    """Clear the local variables in the traceback of an exception, so that the tensors among them are freed."""
+    """Remove the traceback of `error`. This frees the tensors to which local variables in the traceback refer."""
     for link in _chain(error):
         link.__traceback__ = None
 
@@ -32,7 +32,8 @@ def release_frames(error: BaseException) -> None:
 class Strikes:
     """Counts consecutive steps that ran out of memory.
 
-    One failure may be caused by the requests of the step. Several failures in a row mean that the process is faulty.
+    A single failure may be caused by the requests in the step. After several failures in a row, the process counts as
+    faulty.
     """
 
     def __init__(self) -> None:
@@ -43,13 +44,13 @@ class Strikes:
         self._count = 0
 
     def strike(self) -> bool:
-        """Count a failed step; return whether the limit is reached."""
+        """Count a failed step. Return whether the maximum number of consecutive failures is reached."""
         self._count += 1
         return self._count >= _MOST_STRIKES
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, then the exceptions that it was raised from or during."""
+    """Yield an exception, then the exceptions that caused it (`__cause__` or `__context__`)."""
     visited = set[int]()
     while error is not None and id(error) not in visited:
         visited.add(id(error))

@@ -1,25 +1,25 @@
-"""Sizes of a loaded model, which the engine reports to the server."""
+"""Facts about a loaded model that the engine needs: sizes, limits and the granted memory."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of a loaded model and of its granted memory.
+    """Sizes and limits of a loaded model, and the memory granted for it.
 
     Attributes:
-        context_length: maximum positions of a sequence.
-        parameters: number of weights.
+        context_length: maximum number of positions (tokens) of a sequence.
+        parameters: number of the model's parameters.
         weight_bytes: bytes of the tensors in the model's files.
-        step_bytes: bytes of weights that one decode step reads, in the format of the kernels.
+        step_bytes: bytes of weights that one decode step reads from memory, in the format of the kernels.
         token_bytes: bytes of K and V of one token in all layers.
-        kv_bytes, kv_pages: size of the whole KV cache.
+        kv_bytes, kv_pages: size of the whole KV cache, in bytes and in pages.
         state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
-        snapshots: number of snapshots of recurrent state in the granted memory.
-        max_sequences: maximum number of running sequences in the granted memory.
+        snapshots: number of snapshots of recurrent state for which memory is granted.
+        max_sequences: maximum number of running sequences for which memory is granted.
         memory_bytes: bytes granted for the model, its caches and its steps.
         quant: format to which unquantized weights were quantized while loading; empty for no quantization.
-        token_seconds: seconds of a step with one token right after loading.
+        token_seconds: duration of a step with one token, measured after loading.
     """
 
     model_type: str

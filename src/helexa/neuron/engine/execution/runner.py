@@ -1,4 +1,4 @@
-"""The runner: a loaded model, its KV cache and its kernels; runs one step at a time."""
+"""The runner: a loaded model, its KV cache and its kernels. It runs one step at a time."""
 
 import logging
 from collections.abc import Callable
@@ -96,10 +96,13 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
-        """Launch one step; on a GPU, return before the step is computed.
+        """Launch one step, and return a handle from which its results can be read.
+
+        On a GPU, this method returns before the step is computed.
 
         Args:
-            after: the previous step in flight. Negative tokens in `step` refer to the tokens that it samples.
+            step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
+            after: handle of the previous step; None if `step` has no negative tokens.
         """
         if self._others is not None:
             self._others.run(step)
@@ -131,7 +134,10 @@ class Runner:
         return logits, sums, begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
 
     def forward(self, step: StepInput) -> Tensor:
-        """Write K and V of all rows of a step to the cache; return the logits [S, vocabulary] of rows that sample."""
+        """Compute a step, and return the logits [S, vocabulary] of its S rows that sample.
+
+        The step writes K and V of all rows to the KV cache.
+        """
         if self._others is not None:
             self._others.run(step)
         return self._advance(step, None)[0]
@@ -146,11 +152,12 @@ class Runner:
         """Compute a step and return its logits and hidden states.
 
         Args:
-            last: int64 [N], the tokens of the previous step; None if the step does not refer to them.
+            step: input of the step.
+            last: int64 [N], the N tokens that the previous step has sampled; None if `step` has no negative tokens.
 
         Returns:
-            The logits [S, vocabulary] of the rows that sample, and the hidden states [P, H] that embeddings and prompt
-            scores need, or None if P is 0.
+            The logits [S, vocabulary] of the S rows that sample. The hidden states [P, H] of the P rows that embeddings
+            and prompt log-probabilities need (H: hidden size), or None if P is 0.
         """
         model = self._model
         batch = self._buffers.load(step)
@@ -165,12 +172,12 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture the graphs for all buckets. The largest comes first, because smaller graphs share its memory.
+        """Capture graphs for all buckets. The largest graph is captured first, because smaller graphs share its memory.
 
         If a graph cannot be captured, all steps run without graphs.
 
         Args:
-            on_progress: called with (captured graphs, total graphs).
+            on_progress: called before each capture with the number of captured graphs and the number of all graphs.
         """
         sizes = sorted(self.buckets, reverse=True)
         for done, bucket in enumerate(sizes):
@@ -187,7 +194,7 @@ class Runner:
                 return
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that missing memory causes an error now and not during a request."""
+        """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""
         if self._others is not None:
             self._others.touch_caches()
         for cache in self._caches:
@@ -196,7 +203,7 @@ class Runner:
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Set the contents of KV pages to zero. NaN in a page would spread to later results even if it is masked."""
+        """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
         if self._others is not None:
             self._others.clear(pages)
         for cache in self._caches:
@@ -206,11 +213,11 @@ class Runner:
 
     @torch.inference_mode()
     def computes_finite_logits(self, page: int, slot: int | None) -> bool:
-        """Test the device: compute one token, and return whether all its logits are finite.
+        """Test the device: compute one token, and return whether all of its logits are finite.
 
         Args:
-            page: a KV page for the test, which no sequence reads anymore; its contents are zero afterwards.
-            slot: a state slot for the test, which no sequence reads anymore; None for a model without recurrent layers.
+            page: a KV page whose contents are no longer needed. The test sets the page to zero.
+            slot: a state slot whose contents are no longer needed; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight

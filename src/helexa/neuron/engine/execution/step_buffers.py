@@ -1,4 +1,4 @@
-"""Buffers on the host and the device for the inputs of steps."""
+"""Buffers in host and device memory for the inputs of steps."""
 
 import numpy as np
 import torch
@@ -8,21 +8,22 @@ from helexa.neuron.engine.execution.buckets import MAX_DRAFT_ROWS
 from helexa.neuron.engine.step.step_input import Int32, StepInput
 from helexa.neuron.ops.batch import Batch, Capacity, SpanTable
 
-_ALIGNED = 16  # numbers; every part starts at a multiple, so that kernels can read several numbers at once
+_ALIGNED = 16  # every array starts at a multiple of this many numbers, so that kernels can read several numbers at once
 _AXES = 3  # maximum axes of positions
 _NOWHERE = -1  # slot of padding rows
 
 
 class StepBuffers:
-    """Turns step inputs into batches that kernels read. Batches of the same shape have the same memory addresses.
+    """Copies step inputs to buffers with fixed addresses, and returns them as batches that kernels read.
 
-    Captured graphs require the same addresses.
+    Captured graphs require that batches of the same shape have the same addresses.
 
     Args:
         capacity: size of the largest batch.
-        packed: True for a GPU: the arrays of a step are adjacent in pinned host memory, and one copy transfers them to
-            the device. Batches are padded to their buckets. False if host and device memory are the same: each array
-            has a fixed address for steps of any shape, and spans are not copied.
+        device: device of the batches.
+        packed: True for a GPU. The arrays of a step are then adjacent in pinned host memory, one copy transfers them to
+            the device, and batches are padded to their buckets. If False, host and device share memory. Each array then
+            has the same address in every step, and the span arrays are not copied.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device, packed: bool) -> None:
@@ -39,7 +40,7 @@ class StepBuffers:
         self._turn = 0
 
     def load(self, step: StepInput) -> Batch:
-        """Copy a step to the buffers and return its batch, which is valid until the next call."""
+        """Copy a step input to the buffers, and return it as a batch. The batch is valid until the next call."""
         bucket, capacity = step.bucket, self._capacity
         if bucket is None:
             rows, samples, (spans, width) = len(step.tokens), len(step.sample_rows), step.pages.shape
@@ -94,11 +95,11 @@ class StepBuffers:
 
 
 class _Layout:
-    """Places the arrays of a step one after another, at the same offsets in the host and the device buffer.
+    """Writes the arrays of a step one after another, at the same offsets in the host buffer and the device buffer.
 
     Args:
-        packed: whether each array starts where the previous array ends. If False, it starts where the previous array
-            would end with its maximum size.
+        packed: whether each array starts directly after the previous array. If False, each array starts at an offset
+            that is the same for all steps, because the maximum size is reserved for every array.
     """
 
     def __init__(self, host: Tensor, device: Tensor, packed: bool) -> None:
@@ -107,9 +108,11 @@ class _Layout:
         self._end = 0
 
     def add(self, values: Int32, size: int, most: int, filler: int = 0) -> Tensor:
-        """Copy `values` to the host buffer, padded with `filler` to `size`; return the array on the device.
+        """Copy an array to the host buffer. Return the view of the device buffer to which `send` copies the array.
 
         Args:
+            values: the array.
+            size: size to which the array is padded with `filler`.
             most: maximum size of this array in any step.
         """
         start, count = self._end, len(values)
@@ -120,9 +123,10 @@ class _Layout:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """Add the last array, a table [lines, width], and return it on the device.
+        """Copy the table `values` to the host buffer. Return the view of the device buffer to which `send` copies it.
 
-        `values` may be narrower than `width`; the remaining numbers of each line are undefined.
+        The view has the shape [lines, width]. If `values` has fewer lines or columns, the remaining numbers are
+        undefined. The table must be the last array.
         """
         start, count = self._end, lines * width
         self._end += count

@@ -1,4 +1,4 @@
-"""Builds the input of a step from its plan. The input has no reference to the scheduler's sequences."""
+"""Builds the input of a step from its plan. The input contains no references to the scheduler's sequences."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -19,11 +19,11 @@ _NONE = Adjustments()
 
 
 def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
-    """Return the input of the step that computes a plan.
+    """Return the input of the step that `plan` describes.
 
     Args:
-        plan: the plan; not empty.
-        buckets: sizes of captured graphs.
+        plan: the plan, which must not be empty.
+        buckets: batch sizes for which graphs are captured. If the step fits into one, the input names this bucket.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -76,9 +76,9 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
 
 
 def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
-    """Yield for each row of logits: the sequence, and its drafts that precede the token sampled from the row.
+    """Yield the sequence and the preceding drafts for each row of logits from which a token is sampled.
 
-    An entry with d drafts has d + 1 rows, with the first 0 to d drafts.
+    A plan entry with d drafts has d + 1 rows. The first row follows no drafts, and the last row follows all d drafts.
     """
     for entry in sampling:
         for count in range(len(entry.drafts) + 1):
@@ -89,7 +89,7 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
     """Return the sampling settings for rows of logits.
 
     Args:
-        rows: sequence and preceding drafts of each row, as `sampled_rows` yields them.
+        rows: the sequence and the preceding drafts of each row, as `sampled_rows` yields them.
     """
     params = [sequence.request.sampling for sequence, _ in rows]
     settings = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32).T
@@ -116,7 +116,7 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
 
 
 class _Adjusting:
-    """Collects adjustments of logits of one kind, such as biases, row by row."""
+    """Collects adjustments of logits of one kind (biases, repetition penalties or presence penalties), row by row."""
 
     def __init__(self) -> None:
         self._adjustments: list[tuple[int, Int32, NDArray[np.float32]]] = []
@@ -124,7 +124,7 @@ class _Adjusting:
     def add(
         self, row: int, tokens: Rows[int] | NDArray[np.int64], values: Rows[float] | NDArray[np.floating] | float
     ) -> None:
-        """Add adjustments for distinct tokens of one row."""
+        """Add adjustments of one row: `tokens` without duplicates, and one value per token or a common value."""
         if len(tokens):
             self._adjustments.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
 

@@ -1,4 +1,4 @@
-"""A launched step, whose results are read later."""
+"""A step in flight: a step that was launched and whose results have not been read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from helexa.neuron.engine.step.step_output import StepOutput
 
 @dataclass(frozen=True)
 class StepInFlight:
-    """A launched step, whose results the device may still be computing.
+    """A step that was launched. The device may still be computing its results.
 
     Attributes:
-        sampled: the sampled tokens; None if no sequence samples.
-        logprobs: log-probabilities of the sampled tokens.
-        hidden: sums of hidden states for embeddings, the result of `begin_sums`.
-        scores: log-probabilities of prompt tokens, the result of `begin_scores`.
+        sampled: the sampled tokens; None if the step samples no tokens.
+        logprobs: log-probabilities of the sampled tokens; None if the step samples no tokens.
+        hidden: sums of hidden states for embeddings by sequence id, from `begin_sums`.
+        scores: log-probabilities of prompt tokens by sequence id, from `begin_scores`.
     """
 
     sampled: Sampled | None = None
@@ -32,10 +32,11 @@ class StepInFlight:
 
     @torch.inference_mode()
     def read(self, refused: Refused | None = None) -> StepOutput:
-        """Wait for this step, not for steps launched later, and return its output.
+        """Wait for the results of this step, but not for steps launched later. Return the step's output.
 
         Args:
-            refused: function that returns masks for tokens that a grammar rejects; None accepts all tokens.
+            refused: function that returns masks of the allowed tokens for rows whose token a grammar rejects. None
+                accepts all tokens.
         """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
@@ -46,11 +47,14 @@ class StepInFlight:
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
-    """Sum hidden states for embeddings in float32, and start to copy the sums to the host; return them by sequence id.
+    """Launch the summation of hidden states for embeddings, and the copy of the float32 sums to the host.
 
     Args:
-        rows: the sequences to which the rows of `hidden` belong.
-        hidden: [P, H], hidden states after the last norm; None if P is 0.
+        rows: the rows of `hidden` that belong to each sequence.
+        hidden: [P, H], hidden states of P rows after the last norm (H: hidden size); None if P is 0.
+
+    Returns:
+        The pending copies by sequence id, for sequences that need an embedding.
     """
     if hidden is None:
         return {}

@@ -1,4 +1,7 @@
-"""Environment variables of an engine process, set before torch is imported unless the user has set them."""
+"""Default environment variables of an engine process. Variables that the user has set take precedence.
+
+The variables must be set before torch is imported.
+"""
 
 ENVIRONMENT = {
     # libgomp's threads spin before they sleep. With libgomp's default count, spinning threads starve the thread for

@@ -19,7 +19,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return a message as a frame."""
+    """Return `message` as a frame: its length, then its msgpack bytes."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -36,10 +36,10 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Append received bytes; return the messages that these bytes complete.
+        """Append received bytes to the buffer, and return the messages that are now complete.
 
         Raises:
-            ValueError: a frame exceeds `MAX_FRAME_BYTES`, or its message is not of the expected types.
+            ValueError: a frame is longer than `MAX_FRAME_BYTES`, or contains a message of another type.
         """
         self._buffer += data
         messages: list[Any] = []
@@ -56,13 +56,14 @@ class FrameDecoder:
 
 
 def receive(connection: socket.socket, kind: type[T]) -> T:
-    """Wait for the server's next message, which must have the type `kind`, and return it. Used in an engine process.
+    """Wait for the server's next message of type `kind`, and return it. Used in an engine process.
 
-    Bytes that arrive together with the message are lost, so the server must wait for an answer before it sends more.
+    Messages that arrive together with this message are lost. The server must therefore wait for a reply to this message
+    before it sends the next one.
 
     Raises:
         BrokenPipeError: the server has closed the socket.
-        ValueError: the bytes are not a message.
+        ValueError: the received bytes are not a message.
     """
     decoder = FrameDecoder(ToEngine)
     while data := connection.recv(1 << 16):

@@ -22,7 +22,7 @@ Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
 StepTiming = Literal["measured", "fixed"]
 Logprob = tuple[float, list[tuple[int, float]]]
-"""The log-probability of a token, and the likeliest tokens at its position with their log-probabilities."""
+"""The log-probability of a token, and pairs (token, log-probability) of the likeliest tokens at its position."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         seed: seed of the random draws. A draw depends only on the seed and the token's position, not on other sequences
             in the batch. Logits may still differ in their last bits between batch sizes.
         logit_bias: token id -> added logit.
-        logprobs: number of alternatives to report with the log-probability of each token; None reports no
+        logprobs: number of likeliest tokens to report with the log-probability of each output token; None reports no
             log-probabilities.
     """
 
@@ -118,22 +118,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Server -> engine: generate at most `max_tokens` tokens after `prompt`; 0 only computes the prompt.
+    """Server -> engine: generate at most `max_tokens` tokens after `prompt`. If it is 0, only compute the prompt.
 
-    If an end-of-sequence token ends the sequence, the last `TokenOutput` contains it like any other token.
+    If an end-of-sequence token ends the sequence, the last `TokenOutput` contains this token.
 
     Attributes:
         stop_ids: tokens that end the sequence.
-        salt: the principal (API key owner) as one word, empty for anonymous clients. Principals share the engine
-            fairly. By default, only sequences of the same principal share pages of the KV cache.
-        turn: number of prompt tokens before the last turn of the conversation, which the client may replace; 0 if
-            unknown. A model with recurrent layers saves a snapshot at the end of these tokens.
-        prior_output: number of tokens at the prompt's end that are output of an earlier request.
+        salt: identifies the principal (API key owner) in one word; empty for anonymous clients. Principals get fair
+            shares of the engine. By default, only sequences of the same principal share pages of the KV cache.
+        turn: number of prompt tokens before the last user message, which the client may change in a later request; 0 if
+            unknown. A model with recurrent layers saves a snapshot of its state at the end of these tokens.
+        prior_output: number of tokens at the end of the prompt that are output of an earlier request. Penalties count
+            them as output.
         grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
             complete.
-        prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports no
-            log-probabilities of the prompt. If set, the prompt uses no cached prefix.
-        reports_start: send a `TokenOutput` with `started` after the first step of a prompt that takes several steps.
+        prompt_logprobs: number of likeliest tokens to report with the log-probability of each prompt token. None
+            reports no log-probabilities of the prompt. If a number is set, the engine computes the whole prompt and
+            uses no cached prefix.
+        reports_start: whether to send a `TokenOutput` with `started` after the first step of a prompt that takes
+            several steps.
     """
 
     id: int
@@ -165,12 +168,12 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Server -> engine, as the first message: the path of the model to load, and the options to run it with.
+    """Server -> engine, as the first message: load this model, and run it with these options.
 
     Attributes:
         model: path of the model's file or folder.
-        step_seconds: seconds without progress after which the server kills the engine. The engine chooses steps that
-            take a fraction of this time.
+        step_seconds: seconds without progress after which the server kills the engine. The engine limits the size of
+            its steps so that each takes a fraction of this time.
     """
 
     model: str
@@ -193,7 +196,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     Attributes:
         stage: `weights` (reading the weights) or `graphs` (capturing graphs).
-        done, total: finished and total amount of the stage: bytes for `weights`, number of graphs for `graphs`.
+        done, total: finished and total amount of work in this stage: bytes for `weights`, number of graphs for
+            `graphs`.
         taken: bytes of GPU memory that the engine holds now.
     """
 
@@ -204,26 +208,27 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server: the memory that a model needs, in bytes. The server answers with a `MemoryGrant`.
+    """Engine -> server: the memory that a model needs. All sizes are in bytes. The server replies with a `MemoryGrant`.
 
-    The engine sends the request after it has read the headers of the model's files, before it reads weights. On a GPU,
-    the engine sends a second request with measured sizes after the weights are loaded.
+    The engine sends the request after it has read the headers of the model's files, before it reads the weights. On a
+    GPU, the engine sends a second request with measured sizes after the weights are loaded.
 
     Attributes:
         free: free memory of the device.
-        limit: maximum memory of all models of the node together, 0 for no limit.
-        held: memory of the engine process at the time of the request. The server subtracts it from later readings.
-        weights: weights in the format of the kernels.
+        limit: maximum memory of all models of the node together; 0 for no limit.
+        held: memory that the engine process uses at the time of the request. The server subtracts it from later
+            measurements to find how much of the grant is allocated.
+        weights: memory of the weights in the format of the kernels.
         loading: peak memory during loading, minus `weights`.
-        step: maximum memory of a step, without `page_step` and `position_step`.
+        step: maximum memory of a step, not counting `page_step` and `position_step`.
         page_step: additional memory of a step per KV page in use.
         position_step: additional memory of a step per position of one sequence.
-        page: K and V of one KV page in all layers.
+        page: memory of K and V of one KV page in all layers.
         page_size: positions per page.
         pages: requested number of KV pages.
-        share: fraction of the memory left by weights, steps and states that the KV cache may take.
-        context: maximum number of positions of a sequence.
-        state: recurrent state of one sequence; 0 for a model without recurrent layers.
+        share: maximum fraction that the KV cache may take of the memory that remains after weights, steps and states.
+        context: maximum number of positions (tokens) of a sequence.
+        state: memory of the recurrent state of one sequence; 0 for a model without recurrent layers.
         sequences: requested maximum number of running sequences, each of which takes one `state`.
         snapshots: requested number of snapshots of recurrent state, each of which takes one `state`.
     """
@@ -252,7 +257,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """Server -> engine: the memory that the engine may use, in answer to a `MemoryRequest`.
+    """Server -> engine: the memory that the engine may use. This is the reply to a `MemoryRequest`.
 
     Attributes:
         total: bytes reserved for the engine.
@@ -273,7 +278,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     Attributes:
         quant: format to which unquantized weights were quantized while loading; empty for no quantization.
         memory_bytes: bytes granted to the engine.
-        max_sequences: maximum number of running sequences; 0 if the number in the options applies.
+        max_sequences: maximum number of running sequences; 0 if the number in `EngineOptions` applies.
     """
 
     model_type: str
@@ -293,20 +298,20 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
-    """Engine -> server: the model could not be loaded; the error has one line."""
+    """Engine -> server: the model could not be loaded. `message` says why, in one line."""
 
     kind: Literal["model_file", "out_of_memory", "device", "internal"]
     message: str
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds that a sequence spent waiting, in prefill and in decode.
+    """Milliseconds that a sequence spent in the waiting queue, in prefill and in decode.
 
     Attributes:
-        read_tokens: number of prompt tokens of the sequence that were computed in prefill-only steps (without decoding
-            sequences).
-        read_ms: the sequence's share of the time of the prefill-only steps. `read_tokens / read_ms` is the machine's
-            prefill speed, undisturbed by decoding sequences.
+        read_tokens: number of prompt tokens of the sequence that were computed in prefill-only steps (steps without
+            decoding sequences).
+        read_ms: duration of the prefill-only steps, divided among the sequences of each step by their tokens.
+            `read_tokens / read_ms` is the prefill speed without the influence of decoding sequences.
     """
 
     queue_ms: float
@@ -320,16 +325,18 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The result of one step for one sequence. Only the last output has `finish`, `timing` and `error`.
 
     Attributes:
-        logprobs: log-probabilities of `tokens`, if the request asks for them. The values are for temperature 1, without
-            penalties, biases and grammars.
-        prompt_logprobs: log-probabilities of the next prompt tokens, if the request asks for them. The first token of a
-            prompt has no log-probability.
-        cached_tokens: number of prompt tokens found in the KV cache. The field is set in the output with the first
-            tokens or with `started`.
-        started: True in the output after the first step of a prompt that takes several steps, if the request has
+        logprobs: log-probabilities of `tokens`, if the request sets `SamplingParams.logprobs`. They are computed at
+            temperature 1, without penalties, biases and grammars.
+        prompt_logprobs: log-probabilities of prompt tokens, if the request sets `Generate.prompt_logprobs`. Each output
+            contains the prompt tokens after those of the previous output. The first prompt token has no
+            log-probability.
+        cached_tokens: number of prompt tokens found in the KV cache. The number is set only in the output with the
+            first tokens or with `started`, and 0 in other outputs.
+        started: True in the output after the first step of a prompt that takes several steps, if the request sets
             `reports_start`.
-        vector: the embedding that an `Embed` request asks for; set in the output with `finish`.
-        retry: whether the request may succeed if it is repeated, because the request did not cause the error.
+        vector: the embedding, in the last output of an `Embed` request.
+        retry: whether the request may succeed if the client sends it again, because the request did not cause the
+            error.
         bad_grammar: whether the request's grammar caused the error: the grammar cannot be compiled, or the matcher
             exceeded a limit.
     """
@@ -353,7 +360,8 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         vector: float32 values in the model's hidden size; empty after an error.
-        retry: whether the request may succeed if it is repeated, because the request did not cause the error.
+        retry: whether the request may succeed if the client sends it again, because the request did not cause the
+            error.
     """
 
     id: int
@@ -363,7 +371,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server: new outputs and the current load. Sent after each step and after messages to an idle engine.
+    """Engine -> server: new outputs and current counts. Sent after each step and after messages to an idle engine.
 
     Attributes:
         running, waiting: number of running and of waiting sequences.

@@ -1,1 +1,1 @@
-"""The bookkeeping of the KV cache: allocates KV pages and state slots, and reuses them for common prefixes."""
+"""Bookkeeping of the KV cache: allocates KV pages and state slots, and finds cached pages of common prefixes."""

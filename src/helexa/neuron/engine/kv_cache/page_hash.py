@@ -1,9 +1,9 @@
-"""Page hashes: keys under which the page pool finds full KV pages again, for prefix reuse.
+"""Page hashes: keys under which the page pool finds full KV pages with given contents, for prefix caching.
 
-The hash of a page is H(hash of the previous page, tokens of the page), so it depends on every token up to the end of
-the page. K and V of a position depend only on the tokens up to this position. Two pages with the same hash therefore
-have the same contents. The hash chain of a sequence starts from a salt, so sequences with different salts share no
-pages. The hash does not include the model, because an engine process serves only one model.
+The hash of a page is computed from the hash of the previous page and the tokens of the page. It therefore depends on
+every token up to the end of the page. K and V of a position depend only on the tokens up to this position. Two pages
+with the same hash therefore have the same contents. The hash chain of a sequence starts from a salt, so sequences with
+different salts share no pages. The hash does not include the model, because an engine process serves only one model.
 """
 
 from array import array
@@ -13,7 +13,7 @@ _BYTES = 16
 
 
 def chain_of(salt: str) -> list[bytes]:
-    """Return a new hash chain without pages. Its one entry is the start value for the hash of the first page.
+    """Return a new hash chain, whose only entry is the hash of `salt`. The hash of the first page is computed from it.
 
     Chains with different salts have no hash in common.
     """
@@ -21,7 +21,7 @@ def chain_of(salt: str) -> list[bytes]:
 
 
 def extend(chain: list[bytes], tokens: list[int], pages: int, page_size: int) -> None:
-    """Append hashes to `chain` until it covers the first `pages` pages of `tokens`.
+    """Append page hashes to `chain` until it contains the hashes of the first `pages` pages of `tokens`.
 
     Afterwards `chain[i + 1]` is the hash of page i.
     """

@@ -1,12 +1,12 @@
-"""The page pool: records which KV pages are free, held or shared. The runner owns the tensors with their contents."""
+"""The page pool: records which KV pages are free, in use or shared. The runner owns the tensors with K and V."""
 
 
 class PagePool:
-    """Allocates a fixed number of KV pages of equal size, which sequences take, share and give back.
+    """Allocates KV pages to sequences. A sequence that uses a page is a holder of the page, and pages can be shared.
 
-    A page can be registered under a hash of its contents (see `page_hash`). After its last holder has given it back, a
-    registered page keeps its contents and can be shared again. When no empty page is left, `take` evicts the least
-    recently used registered page without a holder.
+    A page can be registered under a hash of its contents (see `page_hash`). If a registered page has no holder left, it
+    keeps its contents, and a later sequence can share it. If no empty page is left, `take` evicts the least recently
+    used registered page without a holder.
 
     Args:
         total: number of pages.
@@ -17,14 +17,14 @@ class PagePool:
         self.total = total
         self.page_size = page_size
         self._empty = list(range(total - 1, -1, -1))
-        self._cached: dict[int, None] = {}  # registered pages without a holder, least recently used first
+        self._cached: dict[int, None] = {}  # registered pages without a holder, the least recently used first
         self._holders = [0] * total
         self._hashes: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        """Number of pages without a holder, registered or empty. `take` can hand out all of them."""
+        """Number of pages without a holder, which `take` can allocate. They are empty, or registered and evictable."""
         return len(self._empty) + len(self._cached)
 
     def pages_for(self, positions: int) -> int:
@@ -32,9 +32,9 @@ class PagePool:
         return -(-positions // self.page_size)
 
     def take(self, count: int) -> list[int]:
-        """Allocate `count` pages and return their numbers in ascending order. Earlier contents of the pages are lost.
+        """Allocate `count` pages with one holder each, and return their numbers in ascending order.
 
-        The caller must check first that `free` is at least `count`.
+        Earlier contents of the pages are lost. The caller must check before that `free` is at least `count`.
         """
         assert count <= self.free, f"{count} pages requested, {self.free} free"
         pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
@@ -43,7 +43,7 @@ class PagePool:
         return sorted(pages)
 
     def give_back(self, pages: list[int]) -> None:
-        """Release one sequence's hold on each of its pages, the last page first.
+        """Remove one holder from each of `pages`, which are the pages of one sequence. The last page is released first.
 
         This order has two effects. The end of a sequence is evicted before its beginning, which other sequences are
         more likely to share. The next sequence gets empty pages in ascending order.
@@ -59,13 +59,13 @@ class PagePool:
                 self._empty.append(page)
 
     def register(self, page: int, page_hash: bytes) -> None:
-        """Register `page` under the hash of its contents, unless another page is registered under this hash."""
+        """Register `page` under `page_hash`, so that `match` finds it. Do nothing if another page has this hash."""
         if page_hash not in self._pages:
             self._pages[page_hash] = page
             self._hashes[page] = page_hash
 
     def forget(self, pages: list[int]) -> None:
-        """Unregister pages, which must still have a holder, so that `match` no longer finds them."""
+        """Unregister `pages`, so that `match` no longer finds them. The pages must still have a holder."""
         for page in pages:
             page_hash = self._hashes.pop(page, None)
             if page_hash is not None:
@@ -82,11 +82,11 @@ class PagePool:
         return pages
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder. To share a page that has a holder does not reduce `free`."""
+        """Return how many of `pages` have a holder. Sharing such a page does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def share(self, pages: list[int]) -> None:
-        """Add one holder to each of `pages`, which must be registered and may have other holders."""
+        """Add one holder to each of `pages`. The pages must be registered, and may already have holders."""
         for page in pages:
             self._cached.pop(page, None)
             self._holders[page] += 1

@@ -25,7 +25,7 @@ class DeviceError(HelexaError):
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the torch device `name`. A CUDA device also becomes torch's current device.
+    """Return the torch device `name` after a test that it works. A CUDA device becomes torch's current device.
 
     Raises:
         DeviceError: the device cannot be used; the message says why.
@@ -43,9 +43,10 @@ def usable_device(name: str) -> torch.device:
 
 
 def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
-    """Return the kernels for the device, the options and the model's `config` (see `ops.choice.choose`).
+    """Return the kernels for this device, these options and this model (see `ops.choice.choose`).
 
     Args:
+        config: the model's configuration.
         half: whether the model's activations stay within the range of float16.
     """
     kv_bits = 8 if options.kv_dtype == "int8" else 16
@@ -66,7 +67,7 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
 
 
 def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """Return the policy that says which unquantized weights are quantized during loading, and to which format.
+    """Return the policy for quantization during loading: which unquantized weights are quantized, and to which format.
 
     Args:
         layers: number of layers of the model.
@@ -90,6 +91,6 @@ def threads_per_rank(options: EngineOptions) -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of physical CPU cores, or of the CPUs that this process may use if that is smaller."""
+    """Return the number of physical CPU cores, or the number of CPUs that this process may use if this is smaller."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

@@ -1,22 +1,23 @@
-"""Divides free memory among a model's weights, KV cache and states. The functions only calculate."""
+"""Divides free memory among a model's weights, KV cache and recurrent states. The functions have no side effects."""
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 
 LEAST_CONTEXT = 2048
-"""Minimum positions of the KV cache, if the context is not shorter; with less memory, the load fails."""
+"""Minimum number of positions in the KV cache, unless the context is shorter. With less memory, loading fails."""
 
-_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `MemoryRequest.share` applies beyond one context
+_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `MemoryRequest.share` limits further contexts
 _SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent state of running sequences
 
 
 def divide(request: MemoryRequest, free: int) -> MemoryGrant:
-    """Return the grant for a memory request if `free` bytes are free.
+    """Return the memory grant for `request` if `free` bytes of memory are free.
 
-    The weights and the largest step get memory first, then the state slots, the KV cache and the snapshots.
+    The weights and the largest step come first, then the slots for recurrent states, the KV cache and the snapshots.
 
     Raises:
-        DoesNotFitError: the weights, the largest step, the smallest KV cache and one state exceed `free`.
+        DoesNotFitError: the weights, the largest step, the smallest KV cache and one recurrent state need more than
+            `free` bytes.
     """
     min_pages = min(request.pages, request.pages_for(min(request.context, LEAST_CONTEXT)))
     fixed_bytes = request.weights + request.step
@@ -41,20 +42,20 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
-    """Return the grant for an engine to which all free memory of the device is available."""
+    """Return the memory grant for an engine that may use all free memory of its device."""
     return divide(request, min(request.free, request.limit or request.free))
 
 
 def _cache(request: MemoryRequest, pages: int) -> int:
-    """Return the bytes of `pages` KV pages, plus the bytes that a step allocates for the positions in these pages."""
+    """Return the bytes of `pages` KV pages, including the memory that a step allocates in proportion to them."""
     longest = min(pages * request.page_size, request.context)
     return pages * (request.page + request.page_step) + longest * request.position_step
 
 
 def _pages(request: MemoryRequest, least: int, free: int) -> int:
-    """Return the largest number of pages, from `least` to `request.pages`, whose `_cache` bytes fit into `free`.
+    """Return the largest number of KV pages that fit into `free` bytes, from `least` to `request.pages`.
 
-    The result is `least` even if `least` pages exceed `free`.
+    The result is `least` even if `least` pages need more than `free` bytes.
     """
     low, high = least, max(request.pages, least)
     while low < high:

@@ -49,18 +49,18 @@ def load(
 ) -> Runner:
     """Load a model and return its runner.
 
-    If the logits are not finite in the dtype of the options, the model is loaded again in float32.
+    If the model computes NaN or infinite logits in the dtype of the options, it is loaded again in float32.
 
     Args:
         model_path: a model file or folder (see `open_checkpoint`).
-        on_progress: called with (bytes read, total bytes) while the weights load.
-        ask: function that sends a memory request and returns the grant. It is called before any weight is read. On a
-            GPU, it is called again after loading, with measured sizes.
+        on_progress: called with the bytes read so far and the total bytes while the weights load.
+        ask: function that sends a memory request to the server and returns the grant. It is called before weights are
+            read. On a GPU, it is called again with measured sizes after the weights are loaded.
 
     Raises:
-        DoesNotFitError: the memory is too small; the message has the numbers.
+        DoesNotFitError: the model needs more memory than is free; the message contains both sizes.
         ModelFileError: the model cannot be loaded; the message says why.
-        NotFiniteError: the logits are not finite in float32 either.
+        NotFiniteError: the model computes NaN or infinite logits in float32, too.
         DeviceError: the device cannot be used.
     """
     try:
@@ -80,10 +80,12 @@ def load_once(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
 ) -> Runner:
-    """Load a model in the dtype of the options, and return its runner. See `load` for arguments and other errors.
+    """Load a model in the dtype of the options, and return its runner.
+
+    `load` describes the arguments and the other errors.
 
     Raises:
-        NotFiniteError: the logits are not finite in this dtype.
+        NotFiniteError: the model computes NaN or infinite logits in this dtype.
     """
     ranks = options.tensor_parallel
     with _Build(model_path, options, RankGroup(0, ranks)) as build:

@@ -22,16 +22,16 @@ from helexa.neuron.weights.quantization.quantize import quantize
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes of a model.
+    """Memory sizes and dimensions of a model, determined before its weights are loaded.
 
     Attributes:
         weights: bytes of the weights in the format of the kernels.
-        loading: peak bytes during loading, minus `weights`.
+        loading: peak bytes during loading, without `weights`.
         page: bytes of K and V of one KV page in all layers.
-        state: bytes of the recurrent layers' state for one sequence.
+        state: bytes of the recurrent state of one sequence.
         hidden: width of the residual stream.
-        widest: inputs plus outputs per row of the widest matrix product, without the output head.
-        heads, kv_heads, head_dim: shape of attention.
+        widest: largest number of input and output values per row of a matrix product, without the output head.
+        heads, kv_heads, head_dim: number of query heads, number of KV heads, and size of a head in attention layers.
         sinks: number of heads with an attention sink in one layer.
         vocab_size: number of logits per row.
         layers: number of layers that use KV pages.
@@ -63,7 +63,7 @@ def estimate_memory(
     """Return the memory that a model needs with the kernels `ops`, without reading its weights.
 
     Raises:
-        ModelFileError: the model cannot be built; loading it would raise the same error.
+        ModelFileError: the model cannot be built. Loading it would raise the same error.
     """
     sizes = _WeightSizes(checkpoint, ops, policy)
     model = architecture(config, sizes)
@@ -88,11 +88,11 @@ def estimate_memory(
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """Placeholder for a matrix in the format of the kernels. Has a size but no contents.
+    """Placeholder for a weight matrix in the format of the kernels. It has a size but no contents.
 
     Attributes:
-        weight: the weight from which the matrix would be made, on torch's meta device.
-        nbytes: bytes that the matrix would have.
+        weight: the weight from which the matrix would be made, as a tensor on torch's meta device.
+        nbytes: bytes that the matrix would need.
     """
 
     weight: Weight
@@ -103,9 +103,9 @@ class _WeightSizes(Loader):
     """A loader that reads no weights. It counts the bytes that loading the model would allocate and free.
 
     Attributes:
-        allocated: bytes that would be allocated now.
-        peak: maximum of `allocated` plus temporary bytes so far.
-        widest: inputs plus outputs per row of the widest matrix product, without the output head.
+        allocated: bytes that loading would have allocated and not freed so far.
+        peak: maximum memory during loading so far, including temporary arrays.
+        widest: largest number of input and output values per row of a matrix product so far, without the output head.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
@@ -117,7 +117,10 @@ class _WeightSizes(Loader):
     def prepared(
         self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
     ) -> _Matrix:
-        """Count the bytes of a matrix in the kernels' format, and return a placeholder. `read` is never called."""
+        """Count the bytes of a weight matrix in the kernels' format, and return a placeholder.
+
+        `read` is not called, so no weights are read.
+        """
         name = key.partition("#")[0]
         transient_bytes = self.checkpoint.on_meta(name, shape).nbytes  # each rank reads the whole tensor
         if ranges:
@@ -132,7 +135,7 @@ class _WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
-        """Count the bytes of a tensor that kernels use unchanged; return a tensor of ones that needs no memory."""
+        """Count the bytes of a tensor that kernels use unchanged. Return a placeholder that needs almost no memory."""
         require_shape(name, self.checkpoint.shape(name), shape)
         if ranges:
             shape = (sum(map(len, ranges)), *shape[1:])
@@ -141,12 +144,12 @@ class _WeightSizes(Loader):
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the embedding layer. Its matrix stays allocated, even if a product copies it."""
+        """Return the embedding layer. Its matrix counts as allocated even if a matrix product copies it."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 
     def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Count the bytes of a product of concatenated matrices; return a placeholder function for the product."""
+        """Count the bytes of a product with concatenated matrices, and return a placeholder function."""
         outputs = _outputs(matrices)
         if self._embedding is None or outputs != len(self._embedding.shares.own):
             self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
@@ -172,13 +175,16 @@ class _WeightSizes(Loader):
         return lambda x, scores: x
 
     def _multiply(self, *products: Sequence[_Matrix]) -> None:
-        """Count the bytes of products. Matrices that a product copies are then freed, except the embedding's matrix."""
+        """Count the bytes of matrix products.
+
+        Matrices that a product copies are freed afterwards, except the embedding's matrix.
+        """
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         embedding_matrix = None if self._embedding is None else self._embedding.matrix
         self.allocated -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
     def _take(self, size: int, temporary: int = 0) -> int:
-        """Count `size` allocated bytes, and `temporary` bytes that are allocated for a moment; return `size`."""
+        """Count `size` bytes as allocated, and `temporary` bytes as allocated only for a moment. Return `size`."""
         self.allocated += size
         self.peak = max(self.peak, self.allocated + temporary)
         return size

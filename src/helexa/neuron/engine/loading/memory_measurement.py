@@ -1,4 +1,4 @@
-"""Measures the memory of a loaded model on a GPU, and puts the measured sizes into the model's memory request."""
+"""Measures the memory of a loaded model on a GPU, and returns a memory request with the measured sizes."""
 
 import logging
 from collections.abc import Callable
@@ -19,21 +19,22 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.protocol import Ops
 
 _log = logging.getLogger("helexa.neuron.engine")
-_ALLOWANCE = 1.1  # times a step's memory, for allocator blocks that no tensor fits into
+_ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some of the allocator's free blocks
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # needs more memory than greedy sampling
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
-"""Prompt lengths that use other matmul kernels than the largest step, and settings that use other sampling kernels."""
+"""Prompt lengths that need other matmul kernels than the largest step, with settings for other sampling kernels."""
 
 
 def measured(
     memory_request: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
 ) -> MemoryRequest:
-    """Return `memory_request` with measured sizes in place of the estimates for the weights and the largest step.
+    """Return a copy of `memory_request` with measured sizes of the weights and the largest step.
 
     Args:
         weights: bytes that are allocated for the loaded weights.
         run: function that runs the largest steps one after the other.
-        graphs: whether decode steps will be captured as graphs. Graphs keep separate memory, which doubles the size.
+        graphs: whether decode steps will be captured as graphs. Graphs have their own memory, so the size of a step
+            doubles.
         cuda: module that provides memory statistics; normally `torch.cuda`.
     """
     cuda.empty_cache()
@@ -64,7 +65,7 @@ def measured_on_device(
 ) -> MemoryRequest:
     """Run the largest steps of a loaded model, and return its memory request with the measured sizes.
 
-    The steps run with a temporary KV cache that is just large enough for these steps.
+    The steps use a temporary KV cache that is just large enough for them.
 
     Args:
         sequences: number of sequences in the largest decode step.
@@ -84,7 +85,7 @@ def measured_on_device(
 
     graphs = bool(runner.buckets)
     request = measured(memory_request, weights, run, graphs)
-    settings = model.settings  # measured contexts are short; long contexts have more partial results
+    settings = model.settings  # the measured contexts are short, but long contexts need memory for more partial results
     partials = ops.partials_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
     request = msgspec.structs.replace(request, step=request.step + partials * (2 if graphs else 1))
     if ops.gathers:
@@ -97,9 +98,9 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Return the inputs of steps that need the most memory.
+    """Return the inputs of the steps that need the most memory.
 
-    These are the longest prompt chunk, and a decode step with sampling for all sequences. Shorter prompt chunks come
+    These are the longest prompt chunk, and a decode step in which all sequences sample. Shorter prompt chunks come
     first, so that all kernels are compiled before requests arrive.
 
     Args:

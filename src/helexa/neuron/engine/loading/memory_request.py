@@ -20,11 +20,11 @@ _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
 
 def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
-    """Return the memory request of a model.
+    """Return the request for the memory of a model.
 
-    If the options set the size of the KV cache, the request has this size. Otherwise a CPU engine requests pages for
-    four sequences of full context length, and a GPU engine requests as many pages as the free memory holds. In both
-    cases `MemoryRequest.share` limits the KV cache.
+    If the options set the size of the KV cache, the request is for this size. Otherwise a CPU engine requests pages for
+    four sequences of full context length, and a GPU engine requests as many pages as fit into the free memory. If the
+    options set no size, `MemoryRequest.share` limits the KV cache to a fraction of the memory.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     available = min(free, limit or free)
@@ -82,7 +82,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
-    """Return the bytes that the largest step allocates, without memory that grows with the positions in the cache."""
+    """Return the bytes that the largest step allocates, except memory that grows with the tokens in the KV cache."""
     partials = ops.partials_bytes(options.max_sequences, estimate.heads, estimate.kv_heads, estimate.head_dim)
     return (
         _RUNTIME + rows * 4 * (3 * estimate.widest + 6 * estimate.hidden) + _logits(estimate, options, ops) + partials
@@ -90,7 +90,7 @@ def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int)
 
 
 def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
-    """Return the bytes of the logits of the largest step, and of the arrays that sampling allocates."""
+    """Return the bytes of the largest step's logits and of the temporary arrays of sampling."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
     if ops.quantised:
@@ -99,7 +99,11 @@ def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
 
 
 def _attention(estimate: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
-    """Return what attention allocates in a step: (bytes per KV page in use, bytes per position of one sequence)."""
+    """Return the bytes that attention allocates in a step, in two parts.
+
+    Returns:
+        The bytes per KV page in use, and the bytes per position of one sequence.
+    """
     if not ops.gathers:
         return 0, -(-SPLIT_ROWS * estimate.heads * (estimate.head_dim + 2) * 4 // SEGMENT_POSITIONS)
     # Plain torch copies the pages of one layer with padding, repeats K and V for each query head, and allocates scores

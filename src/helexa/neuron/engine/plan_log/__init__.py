@@ -1,1 +1,1 @@
-"""Writes the scheduler's inputs and plans to a log, and replays the log to find the first plan that differs."""
+"""Writes the scheduler's inputs and plans to a log. A replay of the log finds the first plan that differs."""

@@ -24,13 +24,14 @@ _MAX_BYTES = 256 << 20
 
 
 class RecordedScheduler(Scheduler):
-    """A scheduler that writes a plan log: all its inputs and all its plans.
+    """A scheduler that writes a plan log. The log contains all inputs and all plans of the scheduler.
 
     Args:
-        folder: folder for the log file. The file name contains time and process id; only the owner can read the file.
+        folder: folder for the log file. The file name contains the time and the process id. Only the file's owner can
+            read the file.
 
     Raises:
-        OSError: the log cannot be created.
+        OSError: the log file cannot be created.
     """
 
     def __init__(self, setup: Setup, folder: Path) -> None:
@@ -45,7 +46,7 @@ class RecordedScheduler(Scheduler):
         self._write(setup)
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Queue a new sequence as `Scheduler.add` does, and record its request."""
+        """Record the request of a new sequence, and queue the sequence as `Scheduler.add` does."""
         salt = self._principals.setdefault(sequence.principal, f"principal-{len(self._principals)}")
         request = msgspec.structs.replace(sequence.request, salt=salt, grammar="", sampling=SamplingParams())
         pooled, guided = sequence.pooled is not None, sequence.guide is not None
@@ -53,18 +54,18 @@ class RecordedScheduler(Scheduler):
         return super().add(sequence)
 
     def cancel(self, sequence_id: int) -> bool:
-        """Cancel a sequence as `Scheduler.cancel` does, and record the cancellation."""
+        """Record the cancellation of a sequence, and cancel the sequence as `Scheduler.cancel` does."""
         self._write(Cancel(sequence_id))
         return super().cancel(sequence_id)
 
     def plan(self) -> Plan:
-        """Return the next plan as `Scheduler.plan` does, and record the plan."""
+        """Return the plan of the next step, as `Scheduler.plan` does, and record the plan."""
         plan = super().plan()
         self._write(Planned.from_plan(plan, ahead=False))
         return plan
 
     def plan_after(self) -> Plan:
-        """Return the plan after the step in flight as `Scheduler.plan_after` does, and record the plan."""
+        """Return the plan of the step after the step in flight, as `Scheduler.plan_after` does, and record the plan."""
         plan = super().plan_after()
         self._write(Planned.from_plan(plan, ahead=True))
         return plan
@@ -78,7 +79,7 @@ class RecordedScheduler(Scheduler):
         hidden: Mapping[int, Float32] = MappingProxyType({}),
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
-        """Apply the results of a step as `Scheduler.commit` does, and record the results."""
+        """Apply the results of a finished step, as `Scheduler.commit` does, and record the results."""
         guides = {
             entry.sequence.id: (guide, guide.ahead)
             for entry in plan
@@ -97,12 +98,15 @@ class RecordedScheduler(Scheduler):
         return outputs
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """Handle a failed step as `Scheduler.isolate` does, and record the failure."""
+        """Record that a step failed, and handle the failure as `Scheduler.isolate` does."""
         self._write(Failed())
         return super().isolate(plan, error, after)
 
     def _write(self, record: Record) -> None:
-        """Append a record to the log. At the size limit or after a write error the log ends, and nothing is written."""
+        """Append a record to the log file.
+
+        After a write error, or at the size limit of the file, the method logs a warning and records nothing more.
+        """
         if not self._bytes_left:
             return
         frame = encode(record)
@@ -118,6 +122,9 @@ class RecordedScheduler(Scheduler):
 
 
 def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
-    """Return a scheduler. It writes a plan log if `environ` has the variable `NEURON_DEBUG_PLAN_LOG`."""
+    """Return a scheduler with the configuration `setup`.
+
+    The scheduler writes a plan log if `environ` contains the variable `NEURON_DEBUG_PLAN_LOG`.
+    """
     folder = environ.get(PLAN_LOG)
     return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.arguments())

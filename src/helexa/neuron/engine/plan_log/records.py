@@ -1,7 +1,8 @@
-"""The records of a plan log, which holds all inputs of a scheduler and the plans that it made.
+"""The records of a plan log, which contains all inputs of a scheduler and its plans.
 
-`recorded_scheduler` writes a log. `replay` gives the inputs to a new scheduler and compares its plans with the log. A
-log contains token ids, but no text, no grammars and no names: principals are numbered.
+The module `recorded_scheduler` writes a log. The module `replay` gives the inputs to a new scheduler, and compares the
+new plans with the plans in the log. A log contains token ids, but no text, no grammars and no names: principals (API
+key owners) are numbered.
 """
 
 import zlib
@@ -21,12 +22,12 @@ _LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """The first record of a log: the configuration of the scheduler.
+    """The first record of a plan log: the configuration of the scheduler.
 
     Attributes:
         pages: number of pages of the KV cache.
         page_size: positions per page.
-        snapshots: snapshot slots for recurrent state; None for a model without recurrent layers.
+        snapshots: number of slots for snapshots of recurrent state; None for a model without recurrent layers.
         step_seconds: seconds without progress after which the engine counts as hung.
         token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
@@ -46,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_defaults=True):
-    """The record of a request that arrived.
+    """The record of a new request.
 
     Attributes:
         pooled: whether the request asks for an embedding.
@@ -59,10 +60,10 @@ class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_default
 
 
 class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The record of a `PlanEntry`, one sequence's part of a plan.
+    """The record of a `PlanEntry`: the tokens of one sequence in a plan.
 
     Attributes:
-        guessed: whether the drafts come from n-gram lookup and not from a grammar.
+        guessed: whether the drafts come from n-gram lookup. If False, the grammar forces the drafts, or there are none.
         pages: CRC-32 checksum of the sequence's page numbers.
     """
 
@@ -78,14 +79,23 @@ class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_defaults=True):
-    """The record of a plan. If `ahead` is True, `Scheduler.plan_after` made the plan, otherwise `Scheduler.plan`."""
+    """The record of a plan.
+
+    Attributes:
+        entries: the sequences of the plan.
+        ahead: whether `Scheduler.plan_after` made the plan. If False, `Scheduler.plan` made it.
+    """
 
     entries: list[PlannedEntry]
     ahead: bool = False
 
     @classmethod
     def from_plan(cls, plan: Plan, *, ahead: bool) -> "Planned":
-        """Return the record of `plan`. Must be called before the sequences of the plan change."""
+        """Return the record of `plan`. It must be made before the plan's sequences change.
+
+        Args:
+            ahead: whether `Scheduler.plan_after` made the plan.
+        """
         return cls(
             entries=[
                 PlannedEntry(
@@ -106,12 +116,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_def
 
 
 class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a step for a sequence with a grammar.
+    """The result of the grammar check of one sequence in a step.
 
     Attributes:
-        ahead: value of `GrammarMatcher.ahead` after the step's tokens were checked.
-        kept: number of the step's tokens that were appended to the sequence.
-        ended: whether the grammar is complete.
+        ahead: value of `GrammarMatcher.ahead` after the sampled tokens were checked.
+        kept: number of sampled tokens that were appended to the sequence.
+        ended: whether the output is complete according to the grammar.
         failed: whether the sequence ended with a grammar error.
     """
 
@@ -123,12 +133,12 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
-    """The record of a commit of the oldest step in flight.
+    """The record of a call of `Scheduler.commit` for the oldest step in flight.
 
     Attributes:
         sampled, seconds: arguments of `Scheduler.commit`.
-        grammars: one result for each sequence with a grammar.
-        not_finite: ids of sequences that ended because of non-finite values.
+        grammars: results of the grammar checks, for the sequences with a grammar.
+        not_finite: ids of sequences that ended because their results were NaN or infinite.
     """
 
     sampled: list[int]
@@ -138,20 +148,20 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The record of a failure of the oldest step in flight. The step launched after it, if any, was dropped."""
+    """The record that the oldest step in flight failed. A step that was launched after the failed step is dropped."""
 
 
 Record = Setup | Added | Cancel | Planned | Finished | Failed
 
 
 def encode(record: Record) -> bytes:
-    """Return the bytes of a record in the log: the length (4 bytes, little-endian), then the msgpack body."""
+    """Return the bytes of `record` in the log file: the length (4 bytes, little-endian), then the msgpack bytes."""
     body = msgspec.msgpack.encode(record)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yield the records of the log file `path`, without an incomplete record at its end.
+    """Yield the records of the log file `path`. An incomplete record at the end of the file is ignored.
 
     Raises:
         OSError: the file cannot be read.

@@ -38,7 +38,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Replay:
-    """The outcome of a replay.
+    """The result of a replay.
 
     Attributes:
         plans: number of plans that were compared.
@@ -52,7 +52,7 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Replay the log file `path` up to its end or the first plan that differs.
+    """Replay the log file `path` up to its end, or up to the first plan that differs from the logged plan.
 
     Raises:
         OSError: the file cannot be read.
@@ -84,7 +84,7 @@ def replay(path: Path) -> Replay:
 
 
 class _Repeated:
-    """The scheduler of a replay, and its plans that are not committed yet."""
+    """The scheduler of a replay, and the plans that are not committed yet."""
 
     def __init__(self, setup: Setup) -> None:
         self.scheduler = Scheduler(*setup.arguments())
@@ -92,7 +92,7 @@ class _Repeated:
         self._launched: deque[Plan] = deque()
 
     def add(self, record: Added) -> None:
-        """Add the request of a record to the scheduler."""
+        """Add the request in `record` to the scheduler."""
         request = record.request
         sequence = Sequence(request, pooled=PooledVector("last", len(request.prompt)) if record.pooled else None)
         if record.guided:
@@ -100,9 +100,11 @@ class _Repeated:
         self.scheduler.add(sequence)
 
     def plan(self, record: Planned) -> Planned:
-        """Make the scheduler's next plan and return its record.
+        """Let the scheduler make its next plan, and return the record of this plan.
 
-        The logged `record` only says which scheduler method to call, and which drafts came from grammars.
+        Args:
+            record: the logged record of the same plan. It says which scheduler method made the plan, and which drafts
+                came from grammars.
         """
         for entry in record.entries:
             if entry.id in self._guides:
@@ -115,7 +117,7 @@ class _Repeated:
         return replayed
 
     def finish(self, record: Finished) -> None:
-        """Commit the oldest plan in flight with the recorded results."""
+        """Commit the oldest plan in flight with the results in `record`."""
         plan = self._launched.popleft()
         for result in record.grammars:
             self._guides[result.id].take(result)
@@ -126,16 +128,19 @@ class _Repeated:
         )
 
     def fail(self) -> None:
-        """Treat the oldest plan in flight as failed (see `Scheduler.isolate`), and drop the plan after it."""
+        """Handle a failure of the oldest step in flight, as `Scheduler.isolate` does.
+
+        The plan of the step that was launched after it is dropped.
+        """
         plan = self._launched.popleft()
         self.scheduler.isolate(plan, "", self._launched.popleft() if self._launched else None)
 
 
 class _RecordedMatcher(GrammarMatcher):
-    """Replaces the grammar matcher of a sequence in a replay: returns the recorded results instead of matching.
+    """Replaces a sequence's grammar matcher in a replay. It returns the logged results instead of matching a grammar.
 
     Attributes:
-        planned: the recorded entry of the sequence in the next plan.
+        planned: the logged entry of the sequence in the plan that the scheduler makes next; None before the first plan.
     """
 
     def __init__(self) -> None:
@@ -151,7 +156,7 @@ class _RecordedMatcher(GrammarMatcher):
         return self._result is not None and self._result.ended and self._advanced == self._result.kept
 
     def take(self, result: GrammarResult) -> None:
-        """Set the recorded result of the step that the replay commits next."""
+        """Set the logged result of the step that is committed next."""
         self._result, self._advanced, self.ahead = result, 0, result.ahead
         self.error = "recorded" if result.failed else ""
 

@@ -1,1 +1,1 @@
-"""Samples tokens from logits, restricted by the request's grammar if it has one."""
+"""Samples tokens from logits. If a request has a grammar, only tokens that the grammar allows are sampled."""

@@ -1,4 +1,4 @@
-"""The grammar matcher of one sequence: reads its output, and determines which tokens the grammar allows next."""
+"""The grammar matcher of one sequence: consumes output tokens, and finds the tokens that are allowed next."""
 
 import time
 from collections.abc import Callable
@@ -12,30 +12,31 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 Mask = NDArray[np.uint8]
-"""[bytes]: one bit per token, the lowest of each byte first; set where the token is allowed."""
+"""Allowed tokens, one bit per token id: bit t % 8 of byte t // 8 is 1 if token t is allowed."""
 
-_ROW_SECONDS = 0.02  # CPU seconds allowed per checked row; all sequences of a step wait for the check
-_MOST_SECONDS = 0.5  # CPU seconds beyond the allowed time, after which the sequence ends
+_ROW_SECONDS = 0.02  # CPU seconds allowed per checked row, because all sequences of a step wait for the check
+_MOST_SECONDS = 0.5  # CPU seconds beyond the allowed time after which the sequence ends with an error
 _NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
 class GrammarMatcher:
-    """Matches one sequence's output with its grammar, by means of llguidance's `LLMatcher`.
+    """Matches the output of one sequence with its grammar, by means of llguidance's `LLMatcher`.
 
-    The matcher consumes only the output. To check drafts, a copy of the matcher consumes them. `LLMatcher.rollback` is
-    not used: it returns True but leaves a wrong state behind if a special token was consumed.
+    The matcher consumes only output tokens. Drafts are consumed by a copy of the matcher. `LLMatcher.rollback` is not
+    used: if a special token was consumed, it returns True but leaves the matcher in a wrong state.
 
     Args:
-        matcher: a matcher at the beginning of the grammar. This class copies it and never changes it.
-        clock: function that returns CPU seconds of the calling thread.
-        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer. After one copy has
-            reached a limit of the lexer, all other copies fail, too.
+        matcher: an `LLMatcher` that has not consumed tokens. This class copies it and does not change it.
+        clock: function that returns the CPU seconds of the calling thread.
+        on_limit: called when the matcher has exceeded a limit. All copies of an `LLMatcher` share one lexer. If one
+            copy exceeds a limit of the lexer, all other copies fail, too.
 
     Attributes:
         error: reason why the sequence cannot continue; empty if it can.
-        bad_grammar: whether the grammar causes `error`. If False, the engine chose a token that the grammar does not
-            allow.
-        ahead: maximum number of drafts that can be accepted, of the drafts in the last call of `refused`.
+        bad_grammar: whether the grammar is the cause of `error`. If False, the engine chose a token that the grammar
+            does not allow.
+        ahead: maximum number of drafts that may be accepted, of the drafts in the last call of `refused`. It is smaller
+            than the number of drafts if the matcher failed on a draft.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class GrammarMatcher:
 
     @property
     def ended(self) -> bool:
-        """Whether the output is complete by the grammar, so that no token may follow."""
+        """Whether the output is complete according to the grammar, so that no token may follow."""
         return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
-        """Consume the next token of the output."""
+        """Consume the next output token. If the grammar does not allow it, set `error`."""
         start_time = self._clock()
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
@@ -73,9 +74,9 @@ class GrammarMatcher:
         self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` next tokens of the text that must follow, if the grammar allows only one text.
+        """Return at most `limit` tokens that come next, if the grammar allows only one continuation of the text.
 
-        The text may have other tokenizations, so the model may still choose other tokens.
+        The same text may have other tokenizations, so the model may still choose other tokens.
         """
         if not self._looks_ahead:
             return ()
@@ -86,7 +87,7 @@ class GrammarMatcher:
         return forced if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the drafts up to the first draft that the grammar does not allow after the output."""
+        """Return the leading drafts that the grammar allows after the output."""
         if not drafts or not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -99,13 +100,13 @@ class GrammarMatcher:
         """Return a mask of the allowed tokens for each chosen token that the grammar does not allow.
 
         Args:
-            chosen: one token for the next position of the output, then one token for the position after each draft. A
-                negative number means that no token was chosen.
-            drafts: draft tokens after the output.
+            chosen: the sampled token for the next position of the output, then the sampled token for the position after
+                each draft. A negative number means that no token was sampled.
+            drafts: the draft tokens after the output.
 
         Returns:
-            Masks by index in `chosen`. Positions after a draft are not checked if the draft was not chosen, is not
-            allowed, or lies beyond `ahead`.
+            Masks by index in `chosen`. Positions after a draft are checked only if the draft is allowed and may be
+            accepted.
         """
         start_time = self._clock()
         self.ahead = len(drafts)
@@ -144,16 +145,15 @@ class GrammarMatcher:
             if matcher.is_stopped():
                 break
         if matcher.is_error():
-            self._looks_ahead = False  # the next look ahead would fail again, at the same cost
+            self._looks_ahead = False  # the next check of drafts would fail again, at the same cost
             self._on_limit()
         return masks
 
     def _recovered(self) -> bool:
-        """Return whether the matcher has no error after a look ahead. After an error, replace the matcher.
+        """Return whether the matcher has no error after it has checked drafts or computed forced tokens.
 
-        If the matcher fails on drafts or forced tokens (a look ahead), the output may still continue with other tokens.
-        A matcher never leaves its error state, so a new matcher is built from the output, and looking ahead is turned
-        off.
+        If it has an error, replace the matcher, because an `LLMatcher` never leaves its error state. The new matcher
+        consumes the output. The sequence then continues without drafts and forced tokens.
         """
         if not self._matcher.is_error():
             return True
@@ -165,29 +165,30 @@ class GrammarMatcher:
         return False
 
     def _replayed(self) -> "LLMatcher":
-        """Return a new matcher that has consumed the output."""
+        """Return a new `LLMatcher` that has consumed the output."""
         matcher = self._initial.deep_copy()
         matcher.consume_tokens(self._output)
         return matcher
 
     def _exceeded_by(self, token: int) -> bool:
-        """Return whether the matcher rejected `token` because of its limits, although the grammar allows the token."""
+        """Return whether the grammar allows `token`, and the matcher rejected it only because a limit was exceeded."""
         matcher = self._replayed()
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
 
     def _spent(self, begun: float, rows: int = 0) -> None:
-        """Add the time since `begun` to the time spent on this grammar; fail if it exceeds the limit.
+        """Add the CPU time since `begun` to the time spent on this grammar. If the time exceeds its limit, set `error`.
 
         Args:
-            rows: number of rows that were checked in this time.
+            begun: value of the clock at the start of the check.
+            rows: number of rows that were checked. Each row has a time allowance, which is subtracted.
         """
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS:
             self._fail("the grammar takes too long to follow", bad_grammar=True)
 
     def _fail(self, error: str, *, bad_grammar: bool) -> None:
-        """Set the attributes `error` and `bad_grammar`, unless an earlier error is set."""
+        """Set the attributes `error` and `bad_grammar`. Do nothing if an earlier error is set."""
         if not self.error:
             self.error, self.bad_grammar = error, bad_grammar
 
@@ -195,7 +196,8 @@ class GrammarMatcher:
 def _allows(matcher: "LLMatcher", token: int) -> bool:
     """Return whether the grammar allows `token` next.
 
-    For a special token, the result may be False although the token is allowed; a mask has no such error.
+    For a special token, the result may be False although the grammar allows the token. A mask from `compute_bitmask`
+    does not have this error.
     """
     forced = matcher.compute_ff_tokens()
     return forced[0] == token if forced else matcher.validate_tokens([token]) == 1
@@ -206,5 +208,5 @@ def _has(mask: Mask, token: int) -> bool:
 
 
 def error_line(matcher: "LLMatcher") -> str:
-    """Return the matcher's error in one line."""
+    """Return the first line of the matcher's error message."""
     return matcher.get_error().strip().partition("\n")[0]

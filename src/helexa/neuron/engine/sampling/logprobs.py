@@ -1,4 +1,4 @@
-"""Computes log-probabilities of sampled tokens, for the rows that request them."""
+"""Computes log-probabilities of sampled tokens for the rows of logits that request them."""
 
 import numpy as np
 import torch
@@ -10,13 +10,15 @@ from helexa.neuron.ops.upload import upload
 
 
 class Logprobs:
-    """Computes the log-probabilities of a step's tokens, without temperature, penalties, biases and grammars.
+    """Computes the log-probabilities of the tokens that a step samples.
 
-    Rows that do not request log-probabilities cost no computation and no memory.
+    The values are for temperature 1, without penalties, biases and grammars. Rows that do not request log-probabilities
+    need no computation and no memory.
 
     Args:
-        logits: [S, vocabulary], any float dtype, as the model computed them. The sampler may change them later.
-        alternatives: row -> number of alternatives; see `Sampling.logprobs`.
+        logits: [S, vocabulary], the model's logits for S rows, of any float dtype. The sampler may change them later.
+        alternatives: number of likeliest tokens to report, by row. Rows that request no log-probabilities have no
+            entry.
     """
 
     def __init__(self, logits: Tensor, alternatives: dict[int, int]) -> None:
@@ -26,10 +28,10 @@ class Logprobs:
             self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
 
     def begin(self, chosen: Tensor) -> None:
-        """Launch the computation of the log-probabilities, without waiting for the device.
+        """Launch the computation of the log-probabilities without waiting for the device.
 
         Args:
-            chosen: int64 [S], the sampled tokens on the device.
+            chosen: int64 [S], the sampled token of each row, on the device.
         """
         if self._alternatives:
             top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
@@ -37,11 +39,14 @@ class Logprobs:
             self._begun = [Readback(tensor) for tensor in (chosen, chosen_logprobs, top.indices, top.values)]
 
     def read(self, tokens: list[int]) -> dict[int, Logprob]:
-        """Return by row the log-probability of the row's token and the likeliest tokens, for rows that request them.
+        """Wait for the log-probabilities, and return them by row for the rows that request them.
 
         Args:
-            tokens: the final token of each row. It differs from the token in `chosen` if a grammar rejected that token.
-                Rows with a negative token are left out.
+            tokens: the final token of each row. It differs from the token that was given to `begin` if a grammar
+                rejected that token. Rows with a negative token are omitted.
+
+        Returns:
+            The log-probability of the row's token and the likeliest tokens, by row.
         """
         if not self._alternatives:
             return {}

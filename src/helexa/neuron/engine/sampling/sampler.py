@@ -1,13 +1,14 @@
 """The sampler: chooses one token for each row of logits, with separate settings per row.
 
-Each row goes through: logit bias, penalties, temperature, top-k, top-p, min-p, random draw (see `ops.sampling` for the
-last five). The random number of a draw depends only on the row's seed and position. Neither other sequences in the
-batch nor a preemption therefore change the tokens.
+The steps for each row are: logit bias, penalties, temperature, top-k, top-p, min-p, random draw (see `ops.sampling` for
+the last five). The random number of a draw depends only on the row's seed and position. The sampled tokens are
+therefore independent of other sequences in the batch and of preemptions.
 
 If a grammar rejects a row's token, a second draw with another random number chooses among the allowed tokens. Without
 top-k, top-p and min-p, the result has the model's distribution over the allowed tokens (rejection sampling). With these
-filters, the result may differ from filters that are applied to the allowed tokens only: the first draw can choose a
-token that passes the filters in the whole vocabulary, but would not pass among the allowed tokens.
+filters, the distribution may differ from one in which the filters are applied only to the allowed tokens. The reason is
+that the first draw can choose a token that passes the filters in the whole vocabulary, but would not pass them among
+the allowed tokens.
 """
 
 from collections.abc import Callable
@@ -25,16 +26,17 @@ from helexa.neuron.ops.sampling import Settings
 from helexa.neuron.ops.upload import upload
 
 Refused = Callable[[list[int]], dict[int, Mask]]
-"""Takes a token for each row; returns a mask of the allowed tokens for each row whose token is rejected."""
+"""Type of functions that receive one token per row, and return a mask of the allowed tokens for each rejected token."""
 
 _MASK64 = (1 << 64) - 1
 
 
 class Sampled:
-    """The tokens that the device samples for a step. The device may still be computing them.
+    """The tokens that the device samples in one step. The device may still be computing them.
 
     Attributes:
-        tokens: int64 [S] on the device; `NON_FINITE` if the row's largest logit is NaN or infinite.
+        tokens: int64 [S], one token for each of S rows, on the device; `NON_FINITE` if the row's largest logit is NaN
+            or infinite.
     """
 
     def __init__(self, ops: Ops, logits: Tensor, sampling: Sampling, tokens: Tensor) -> None:
@@ -45,11 +47,11 @@ class Sampled:
         self._copy = Readback(tokens)
 
     def read(self, refused: Refused | None = None) -> list[int]:
-        """Wait for the tokens and return them.
+        """Wait for the tokens and return them. Tokens that a grammar rejects are replaced by a second draw.
 
         Args:
-            refused: function that returns masks for the tokens that a grammar rejects; None accepts all tokens. If a
-                token is rejected, the logits must be unchanged since `launch`.
+            refused: function that returns masks of the allowed tokens for rows whose token a grammar rejects. None
+                accepts all tokens. The second draw needs the logits, so they must be unchanged since `launch`.
         """
         tokens: list[int] = self._copy.wait().tolist()
         masks = refused(tokens) if refused is not None else {}
@@ -61,12 +63,13 @@ class Sampled:
 
 
 def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Sampled:
-    """Launch the sampling of one token for each row, and return without waiting for the device.
+    """Launch the sampling of one token for each row of logits, without waiting for the device.
 
     Args:
-        logits: [S, vocabulary], any float dtype. May be changed in place, and is kept for the second draw of rejected
-            tokens.
-        last: int64 [N], the tokens of the previous step; None if no adjustment refers to them.
+        logits: [S, vocabulary], of any float dtype. The function may change them in place. They are kept for the second
+            draw of rejected tokens.
+        last: int64 [N], the tokens that the previous step has sampled; None if no adjustment in `sampling` refers to
+            them.
     """
     logits = _adjust(logits, sampling, last)
     return Sampled(ops, logits, sampling, ops.choose(logits, _settings(sampling)))
@@ -75,9 +78,13 @@ def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = N
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: bool = False) -> NDArray[np.float64]:
     """Return one random number in [0, 1) for each pair of seed and position.
 
-    `again` selects a second, independent series of numbers, for tokens that a grammar rejected.
-
     The generator is counter-based (SplitMix64; Steele, Lea and Flood, 2014).
+
+    Args:
+        seeds: seed of each number.
+        positions: position of each number.
+        again: whether to return the numbers of a second, independent series. They are used for the second draw after a
+            grammar has rejected a token.
     """
     state = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state += np.uint64((0x632BE59BD9B4E019 + again * 0xD6E8FEB86659FD93) & _MASK64)
@@ -97,7 +104,10 @@ def _settings(sampling: Sampling, again: bool = False) -> Settings:
 
 
 def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
-    """Apply bias and penalties to the rows that request them, and return the logits: float32 if any are applied."""
+    """Apply logit biases and penalties to the rows that request them, and return the logits.
+
+    If any are applied, the result is float32, otherwise it is `logits` unchanged.
+    """
     bias, repetition, presence = sampling.bias, sampling.repetition, sampling.presence
     if not (len(bias.rows) or len(repetition.rows) or len(presence.rows)):
         return logits
@@ -116,7 +126,7 @@ def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
 
 
 def _cells(adjustments: Adjustments, logits: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the indices of the adjusted logits in the flattened `logits`, and the operands of the adjustments."""
+    """Return which logits are adjusted, as indices into the flattened `logits`, and the operand of each adjustment."""
     tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
     if last is not None and (adjustments.tokens < 0).any():
         last_tokens = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row

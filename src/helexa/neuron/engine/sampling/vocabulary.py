@@ -1,4 +1,4 @@
-"""A model's vocabulary for grammars: the bytes of every token."""
+"""Reads a model's vocabulary in the form that grammars need: the bytes of every token."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from helexa.core.errors import HelexaError
 
 
 class _Vocabulary:
-    """A vocabulary with the tokenizer interface that llguidance requires."""
+    """A model's vocabulary with the tokenizer interface that llguidance requires."""
 
     def __init__(self, model: Path, width: int) -> None:
         from helexa.neuron.text.model_text import ModelText  # slow import that most engines never need
@@ -29,12 +29,13 @@ class _Vocabulary:
 
 
 def read_vocabulary(model: Path, width: int) -> LLTokenizer:
-    """Return the vocabulary of the model at the path `model` for llguidance.
+    """Return the vocabulary of the model in `model`, a file or folder, as a tokenizer for llguidance.
 
-    The vocabulary is padded to `width` tokens, the number of logits per row.
+    Args:
+        width: number of logits per row. The vocabulary is padded to this number of tokens.
 
     Raises:
-        HelexaError: the vocabulary is missing, or grammars cannot use it.
+        HelexaError: the vocabulary is missing, or has no end token.
     """
     vocabulary = _Vocabulary(model, width)
     tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)

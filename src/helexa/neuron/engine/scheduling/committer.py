@@ -15,12 +15,12 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Committer:
-    """Advances the sequences of each finished step, and ends sequences that are complete or have failed.
+    """Advances the sequences of each finished step, and ends the sequences that are complete or have failed.
 
     Args:
         most_tokens: maximum number of tokens of a sequence, limited by the context length and the KV cache size.
-        recurrent: whether the model has recurrent layers. Recurrent state cannot be rolled back, so draft tokens do not
-            change it, and accepted draft tokens are computed again in the next step.
+        recurrent: whether the model has recurrent layers. Recurrent state cannot be rolled back. Draft tokens therefore
+            do not change the state, and accepted draft tokens are computed again in the next step.
     """
 
     def __init__(self, queues: Queues, most_tokens: int, recurrent: bool) -> None:
@@ -38,7 +38,10 @@ class Committer:
         hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
-        """Apply the results of a finished step, and return the new outputs (arguments: see `Scheduler.commit`)."""
+        """Apply the results of a finished step, and return the new outputs.
+
+        `Scheduler.commit` describes the arguments.
+        """
         row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:
@@ -68,12 +71,18 @@ class Committer:
         return outputs
 
     def take_pages_to_clear(self) -> list[int]:
-        """Return and forget the free KV pages that may contain NaN or inf. The caller must clear them before a step."""
+        """Return the free KV pages that may contain NaN or infinity, and clear the list of these pages.
+
+        The caller must set the contents of the pages to zero before the next step.
+        """
         pages, self._to_clear = self._to_clear, []
         return pages
 
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
-        """Advance a sequence by a chunk of its prompt. If the prompt is complete and no output is requested, end it."""
+        """Record that a chunk of a prompt is computed, for an entry that samples no token. Return the output, if any.
+
+        If the prompt is complete, the sequence ends, because the request asks for no output tokens.
+        """
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)
         if entry.completes:
@@ -93,11 +102,13 @@ class Committer:
     def _append(
         self, entry: PlanEntry, sampled: list[int], logprobs: Mapping[int, Logprob], first: int, scored: list[Logprob]
     ) -> TokenOutput:
-        """Append the accepted tokens of a plan entry to its sequence, and end the sequence if a token ends it.
+        """Append the accepted tokens of a plan entry to its sequence, and return the output.
+
+        If one of the tokens ends the sequence, the tokens after it are dropped.
 
         Args:
             sampled: the tokens sampled for the entry: one after its known tokens, and one after each draft.
-            first: index of the entry's first sampled token among all sampled tokens of the step.
+            first: index of `sampled[0]` among all sampled tokens of the step.
         """
         sequence = entry.sequence
         ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
@@ -135,19 +146,22 @@ class Committer:
         )
 
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence whose results are NaN or infinite with an error, and unregister its pages and snapshots."""
+        """End a sequence with an error because its results are NaN or infinite. Unregister its pages and snapshots."""
         self._to_clear += self._queues.discard(sequence)
         return sequence.failure("the model computed no numbers for this request")
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
-        """End a sequence whose embedding `vector` is complete. If the vector is empty, it was not finite: an error."""
+        """End an embedding request with its `vector`. If the vector is empty, end it with an error.
+
+        The vector is empty if it would contain NaN or infinity.
+        """
         if not vector:
             return self._end_non_finite(sequence)
         self._queues.end(sequence)
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
     def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence with an error that its grammar matcher has reported."""
+        """End a sequence with the error of its grammar matcher."""
         guide = sequence.guide
         assert guide is not None
         self._queues.end(sequence)
@@ -157,7 +171,7 @@ class Committer:
 
 
 def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
-    """Return the tokens to append: the accepted drafts, then the token sampled after them.
+    """Return the tokens to append to the sequence: the accepted drafts, and the token sampled after the last of them.
 
     The leading drafts that equal the sampled tokens are accepted.
     """

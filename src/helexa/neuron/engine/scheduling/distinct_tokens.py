@@ -7,11 +7,11 @@ _FIRST_ROOM = 256
 
 
 class DistinctTokens:
-    """The distinct tokens of one sequence. Each token is read only once, so a step needs little Python time.
+    """The distinct tokens of one sequence. Each call of `array` reads only the tokens that are new since the last call.
 
     Args:
         tokens: token ids of the sequence; the list only grows. A negative number is a placeholder for a token that is
-            not known yet. The owner of the list replaces the placeholder later.
+            not known yet. The owner of the list later replaces the placeholder by the token.
     """
 
     def __init__(self, tokens: list[int]) -> None:

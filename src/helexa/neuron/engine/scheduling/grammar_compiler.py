@@ -27,7 +27,7 @@ class Failure:
     """The reason why no grammar matcher was made for a sequence.
 
     Attributes:
-        bad_grammar: whether the request's grammar caused the failure.
+        bad_grammar: whether the failure is the fault of the request's grammar and not of the engine.
     """
 
     error: str
@@ -35,12 +35,15 @@ class Failure:
 
 
 class Grammars:
-    """Compiles grammars in a thread. The engine loop adds sequences and fetches them when their matchers are ready.
+    """Compiles grammars in a separate thread.
+
+    The engine loop adds a sequence with `begin`. With `fetch`, it gets the sequence back when its grammar matcher is
+    ready.
 
     Args:
-        model: the model's file or folder. The vocabulary is read only when the first grammar arrives, because it takes
-            seconds to read and as much memory as the weights of a small model.
-        width: logits per row.
+        model: the model's file or folder. Its vocabulary is read only when the first grammar arrives, because reading
+            takes seconds and as much memory as the weights of a small model.
+        width: number of logits per row.
     """
 
     def __init__(self, model: Path, width: int) -> None:
@@ -61,11 +64,11 @@ class Grammars:
         return len(self._open)
 
     def fileno(self) -> int:
-        """Return a file descriptor for `select`, which is readable when `fetch` has results."""
+        """Return a file descriptor that becomes readable when `fetch` has results, for use with `select`."""
         return self._ours.fileno()
 
     def begin(self, sequence: Sequence) -> None:
-        """Queue a sequence for the compilation of its grammar."""
+        """Put a sequence into the queue of sequences whose grammars must be compiled."""
         self._open.add(sequence.id)
         with self._changed:
             self._new[sequence.id] = sequence
@@ -78,9 +81,10 @@ class Grammars:
             self._new.pop(sequence_id, None)
 
     def fetch(self) -> list[tuple[Sequence, Failure | None]]:
-        """Return the sequences whose compilation has ended since the last call, without waiting.
+        """Return the sequences whose grammars were compiled since the last call, without waiting.
 
-        Each sequence comes with None if it has its matcher now, or with the reason of the failure.
+        Each sequence comes with None if compilation succeeded, and otherwise with the failure. After a success, the
+        attribute `guide` of the sequence is its grammar matcher.
         """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
@@ -98,7 +102,7 @@ class Grammars:
         return ready
 
     def close(self) -> None:
-        """Stop: the thread ends after the grammar that it compiles now."""
+        """End the thread after the grammar that it is compiling, and close the file descriptors."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -131,10 +135,9 @@ class Grammars:
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":
-        """Return a function that compiles a grammar and returns its matcher.
+        """Return a function that compiles a grammar and returns a matcher for it.
 
-        llguidance is imported here and not at the top of the module, because the import is slow and most engines never
-        get a grammar.
+        This method imports llguidance, because the import is slow and most engines never receive a grammar.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -145,14 +148,14 @@ class Grammars:
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _discard(self, grammar: str) -> None:
-        """Drop the compiled `grammar` from the cache, so that it is compiled again for later sequences."""
+        """Drop the compiled `grammar` from the cache. It is compiled again for the next sequence that uses it."""
         with self._changed:
             self._exhausted.add(grammar)
 
     def _next(self, cache: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
-        """Wait for a queued sequence and return it; return None after `close`.
+        """Wait for a sequence whose grammar must be compiled, and return it. Return None after `close`.
 
-        Sequences whose grammar is in `cache` come first.
+        Sequences whose grammars are in `cache` come first.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)

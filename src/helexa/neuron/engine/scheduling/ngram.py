@@ -1,8 +1,8 @@
 """Speculative decoding by n-gram lookup: drafts tokens without a draft model.
 
-If the last n tokens occurred before in the prompt or output, the tokens that followed them there become the draft.
-Repetitive text yields long drafts, for example a file that is returned with edits. The required match length and the
-number of draft tokens adapt to the acceptance of earlier drafts.
+If the last n tokens of a sequence already occurred in its prompt or output, the tokens that followed this earlier
+occurrence become the draft. Repetitive text yields long drafts, for example if the output is an edited copy of a file
+in the prompt. The required match length and the number of draft tokens adapt to the acceptance of earlier drafts.
 """
 
 _LONG, _SHORT = 8, 3  # lengths of the n-grams in the index; a short n-gram may occur in several contexts
@@ -11,7 +11,7 @@ _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
 
 
 class Drafter:
-    """Drafts tokens for one sequence by n-gram lookup.
+    """Drafts tokens for one sequence by n-gram lookup (see the module).
 
     Args:
         tokens: the sequence's tokens. The drafter reads the list again at each call; it must only grow.
@@ -30,13 +30,16 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether `draft` may return tokens after the sequence has got its next token. False excludes this."""
+        """Whether `draft` may return tokens when the next token of the sequence is known. If False, it returns none."""
         self._read()
         gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or tuple(self._tokens[-gram_length:]) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` draft tokens; no token if the end of the sequence has no long enough earlier match."""
+        """Return at most `limit` draft tokens, which may follow the sequence's last token.
+
+        The result is empty if the end of the sequence does not match an earlier part of the sequence.
+        """
         self._read()
         tokens = self._tokens
         previous_end = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
@@ -46,7 +49,12 @@ class Drafter:
         return tuple(tokens[previous_end + i % period] for i in range(min(self._depth, limit)))
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Adapt the draft length and the required match length to a draft of which `accepted` tokens were accepted."""
+        """Adapt the draft length and the required match length to the result of a draft.
+
+        Args:
+            drafted: number of draft tokens.
+            accepted: number of draft tokens that were accepted.
+        """
         if accepted == drafted:
             self._depth = min(2 * self._depth, _MOST_DEPTH)
             self._match = _LEAST_MATCH
@@ -58,7 +66,7 @@ class Drafter:
             self._match = min(self._match * 2, _MOST_MATCH)
 
     def _read(self) -> None:
-        """Add the n-grams of new tokens to the index. An n-gram is added when the token after it is known."""
+        """Add the n-grams of new tokens to the index. An n-gram is added when the token that follows it is known."""
         tokens = self._tokens
         for end in range(self._indexed, len(tokens)):
             for n in (_SHORT, _LONG):

@@ -1,6 +1,6 @@
-"""Overlap: the next step is planned and launched while the device still computes the previous step.
+"""Overlap: the next step is planned and launched before the device has finished the previous step.
 
-At this time, the tokens that the previous step samples are not known. If only the device needs these tokens, the next
+The tokens that the previous step samples are not known at this time. If only the device needs these tokens, the next
 step is planned with placeholders. The device then replaces the placeholders by the sampled tokens.
 """
 
@@ -11,16 +11,16 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 
 
 def foreseeable(plan: Plan) -> bool:
-    """Return whether the step after `plan` can be planned before the results of `plan` are read."""
+    """Return whether the step after `plan` can be planned before the results of `plan` are known."""
     return all(_foreseeable(entry) for entry in plan)
 
 
 @contextmanager
 def as_after(plan: Plan) -> Iterator[None]:
-    """Within the context, set the sequences of `plan` to the state that they will have after its commit.
+    """Within the context, set the sequences of `plan` to their state after the commit of `plan`.
 
-    `plan` must be foreseeable. Unknown sampled tokens are replaced by placeholders: the index of the token among the
-    tokens that the step samples, counted from their end, so -1 is the last token.
+    `foreseeable(plan)` must be True. The sampled tokens are not known yet, so each is replaced by a negative
+    placeholder. A placeholder is an index into the tokens that the step samples: -1 is the last sampled token.
     """
     advanced = [entry for entry in plan if entry.sequence.pages]  # without canceled sequences
     placeholder = -sum(entry.samples for entry in plan)

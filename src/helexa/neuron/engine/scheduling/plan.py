@@ -1,4 +1,4 @@
-"""The plan of a step: which tokens of which sequences the step computes."""
+"""The plan of a step: the sequences that the step advances, and the number of tokens of each sequence."""
 
 from dataclasses import dataclass, field
 
@@ -8,20 +8,20 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 
 @dataclass
 class PlanEntry:
-    """One sequence's part of a step.
+    """The tokens of one sequence that a step computes.
 
     Attributes:
         sequence: the sequence that advances.
         count: number of tokens of the sequence that the step computes, without drafts.
-        drafts: draft tokens that the step computes after the `count` tokens. Leading drafts that equal the sampled
-            tokens are accepted.
+        drafts: draft tokens that the step computes after these `count` tokens. The leading drafts that equal the
+            sampled tokens are accepted.
         restore: slot of the snapshot from which the sequence's recurrent state is copied before the step; None for no
             copy (see `state_pool`).
         save: slot to which the sequence's recurrent state is copied after the step; None for no copy.
         drafter: source of the drafts; None if the grammar forces the drafts.
         completes: whether all tokens of the sequence except the drafts are computed after the step.
         samples: whether the step yields a new token for the sequence.
-        decoding: whether the step computes only tokens that the sequence's last step yielded, or a single token.
+        decoding: whether the sequence has finished prefill, so that the step computes no chunk of its prompt.
     """
 
     sequence: Sequence

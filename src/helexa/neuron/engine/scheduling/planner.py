@@ -1,12 +1,11 @@
 """The planner: chooses the tokens that the next step computes.
 
-Prompts are prefilled in the order of arrival. If a prompt does not fit into a step, a chunk of the prompt is computed.
-Half of the step's prompt tokens then go to other prompts, the shortest first, so a short prompt does not wait for the
-end of a long prompt. The oldest prompt gets at least half of the prompt tokens of every step.
+Prompts are prefilled in the order of arrival. If a prompt does not fit into a step, the step computes only a chunk of
+it. Half of the prompt tokens left in this step then go to other prompts, the shortest first. A short prompt thus does
+not wait for the end of a long prompt. The oldest prompt gets at least half of the prompt tokens of every step.
 
-If several principals (API key owners) have sequences, the first sequence of each principal comes first, then the
-second sequence of each principal, and so on. A step may then omit some of the decoding sequences (see
-`step_controller`).
+If several principals (API key owners) have sequences, the first sequence of each principal comes first, then the second
+sequence of each principal, and so on. A step may then omit some of the decoding sequences (see `step_controller`).
 """
 
 from collections import Counter, deque
@@ -35,16 +34,16 @@ class Planner:
         self._memory = queues.memory
         self._most_tokens = most_tokens
         self._controller = controller
-        self._suspect_turn = False  # the current step is for suspects
-        self._ahead = False  # the plan is made before the previous step is committed
-        self._left_out = False  # the last plan omits a sequence for lack of pages
+        self._suspect_turn = False  # whether the next step is for a suspect
+        self._ahead = False  # whether the plan is made before the previous step is committed
+        self._left_out = False  # whether the last plan omits a sequence because too few pages are free
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
 
     def plan(self) -> Plan:
-        """Return the next step: one token of every decoding sequence, then prompt tokens up to the token budget.
+        """Return the plan of the next step: tokens of decoding sequences, then prompt tokens up to the budget.
 
-        Prompts share the tokens that the decoding sequences leave in the budget, at least one token. A step omits some
-        decoding sequences if fair share among principals requires this, and after a failed step (see
+        Prompts get the part of the token budget that the decoding sequences leave, at least one token. A plan omits
+        some decoding sequences if fair share among principals requires this, or after a failed step (see
         `Scheduler.isolate`).
         """
         self._left_out = False
@@ -58,10 +57,11 @@ class Planner:
         return self._plan_together()
 
     def plan_after(self) -> Plan:
-        """Return the plan of the step after the step in flight, whose results are unknown. The plan may be empty.
+        """Return the plan of the step that follows the step in flight, before that step's results are known.
 
-        Call this within `overlap.as_after`. The planner preempts no sequence for this step, and omits sequences for
-        which no page is free. After an omission, `foresees` returns False until the next call of `plan`.
+        This method must be called within `overlap.as_after`. The plan may be empty. The planner preempts no sequence
+        for this plan. It omits sequences that need a new page if no page is free. After such an omission, `foresees`
+        returns False until the next call of `plan`.
         """
         self._ahead = True
         try:
@@ -70,9 +70,9 @@ class Planner:
             self._ahead = False
 
     def foresees(self, plan: Plan) -> bool:
-        """Return whether `plan_after` may be called while `plan` is in flight.
+        """Return whether `plan_after` may be called before the step of `plan` is committed.
 
-        This is the case if the next plan does not depend on the tokens that `plan` samples.
+        This is the case if the next plan does not depend on the tokens that the step of `plan` samples.
         """
         if self._queues.suspects or self._left_out or not foreseeable(plan):
             return False
@@ -82,7 +82,11 @@ class Planner:
         )
 
     def learn(self, plan: Plan, seconds: float) -> None:
-        """Record that the step of `plan` took `seconds`."""
+        """Record that the step of `plan` took `seconds`.
+
+        The step controller uses the duration to limit later steps. For a prefill-only step, the duration is also added
+        to the prefill statistics of its sequences (see `Timing`).
+        """
         by_principal: Counter[str] = Counter()
         for entry in plan:
             if not entry.decoding:
@@ -96,9 +100,10 @@ class Planner:
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """Return a step for all sequences. If there are suspects, the step has only decoding sequences without them.
+        """Return a plan that computes all kinds of sequences together.
 
-        Suspects are the sequences of a failed step (see `Scheduler.isolate`).
+        If there are suspects, the plan contains only decoding sequences that are not suspects. Suspects are sequences
+        that may have caused a step to fail (see `Scheduler.isolate`).
         """
         plan: dict[Sequence, int] = {}
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
@@ -117,15 +122,15 @@ class Planner:
         if len(decoding) <= self._most_drafting and not self._ahead:
             remaining = self._options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
-                if sequence in plan and sequence.decoding:  # not if it was preempted and restarted
+                if sequence in plan and sequence.decoding:  # False if it was preempted and restarted
                     drafts[sequence] = self._draft(sequence, remaining)
                     remaining -= len(drafts[sequence][0])
         return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
 
     def _plan_suspect(self) -> Plan:
-        """Return a step with one suspect only, the next in rotation. The plan is empty if no suspect gets pages.
+        """Return a plan with one suspect, the next in rotation. The plan is empty if no suspect gets enough pages.
 
-        Suspects are the sequences of a failed step (see `Scheduler.isolate`).
+        Suspects are sequences that may have caused a step to fail (see `Scheduler.isolate`).
         """
         plan: dict[Sequence, int] = {}
         for _ in range(len(self._queues.suspects)):
@@ -141,7 +146,7 @@ class Planner:
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
-        """Add prompts and chunks of prompts to the plan, within the limits."""
+        """Add prompts or chunks of prompts to `plan`, within `limits` and the token budget."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
@@ -155,10 +160,10 @@ class Planner:
             remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
-        """Yield sequences to prefill, oldest first: running sequences, then waiting sequences.
+        """Yield the sequences to prefill: first running sequences, then waiting sequences, each in order of arrival.
 
-        A waiting sequence is moved to the running sequences when it is yielded. With several principals, the first
-        sequence of each principal comes first, running or waiting.
+        A waiting sequence moves to the running sequences when it is yielded. If several principals have sequences, the
+        first sequence of each principal comes first, whether it is running or waiting.
         """
         sequence_counts: Counter[str] = Counter()
         prefilling: deque[tuple[int, Sequence]] = deque()
@@ -187,19 +192,27 @@ class Planner:
                 return
 
     def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
-        """Return the waiting sequence to start next, or None if no waiting sequence may start.
+        """Return the waiting sequence that should start next, or None if no waiting sequence may start.
 
-        A sequence of the principal with the fewest sequences in `places` comes first. Among such sequences, the order
-        of arrival decides.
+        This is a sequence of the principal with the fewest running sequences. If several sequences qualify, it is the
+        oldest.
 
         Args:
             places: number of running sequences by principal.
+            limits: limits of the step. A sequence that gets no prompt tokens may not start.
         """
         candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
     def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Plan up to `budget` tokens of prompts other than `cut`, the shortest first; return the number planned."""
+        """Add up to `budget` tokens of prompts other than `cut` to `plan`, the shortest prompts first.
+
+        Args:
+            cut: the prompt of which only a chunk fits into the step.
+
+        Returns:
+            The number of added tokens.
+        """
         remaining = budget
         shortest = self._shortest(cut, plan, limits)
         while remaining and (sequence := next(shortest, None)):
@@ -209,10 +222,11 @@ class Planner:
         return budget - remaining
 
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
-        """Yield prompts other than `cut` that are not in `plan`; prompts with the fewest tokens to compute come first.
+        """Yield the prompts other than `cut` that are not in `plan`. The shortest remaining prompt comes first.
 
-        A waiting prompt is moved to the running sequences when it is yielded. If too few pages are free for the first
-        prompt in the queue, no waiting prompt starts, because other prompts would take the pages that the first needs.
+        A waiting prompt moves to the running sequences when it is yielded. If too few pages are free for the first
+        prompt in the waiting queue, no waiting prompt starts. Otherwise shorter prompts could take the pages that the
+        first prompt needs.
         """
         prefilling = [
             other for other in self._queues.running if not other.decoding and other is not cut and other not in plan
@@ -231,9 +245,9 @@ class Planner:
             yield sequence
 
     def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
-        """Return the cached pages with which a waiting sequence can start, or None if it cannot start now.
+        """Return the cached pages with which a waiting sequence can start. Return None if it cannot start now.
 
-        A sequence cannot start if `max_sequences` sequences are running or too few pages are free.
+        A sequence cannot start if `max_sequences` sequences are running, or if too few pages are free.
         """
         if len(self._queues.running) >= self._options.max_sequences:
             return None
@@ -241,16 +255,22 @@ class Planner:
         return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Plan up to `count` tokens of a prompt, and subtract the planned tokens from `limits`; return their number."""
+        """Add up to `count` tokens of a prompt to `plan`, and subtract them from `limits`.
+
+        Returns:
+            The number of added tokens.
+        """
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
-        """Plan up to `count` tokens of a sequence, and return the number of planned tokens.
+        """Add up to `count` tokens of a sequence to `plan`, and allocate their pages.
 
-        If too few pages are free, newer sequences are preempted. The result is 0 if the sequence itself was preempted.
-        Within `plan_after` nothing is preempted, and the result is 0 if too few pages are free.
+        If too few pages are free, the newest sequences are preempted. Within `plan_after`, no sequence is preempted.
+
+        Returns:
+            The number of added tokens. It is 0 if no pages are left or the sequence itself is preempted.
         """
         if sequence not in self._queues.running:
             return 0  # preempted in this plan for an older sequence
@@ -273,10 +293,12 @@ class Planner:
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
     def _draft(self, sequence: Sequence, budget: int) -> tuple[tuple[int, ...], Drafter | None]:
-        """Return draft tokens for a planned sequence and the drafter that made them; take pages for the drafts.
+        """Return draft tokens for a planned sequence, and allocate their pages.
 
-        There are at most `budget` drafts, and none if too few pages are free. The drafter is None if the grammar forces
-        the drafts.
+        There are at most `budget` drafts. If too few pages are free, there are none.
+
+        Returns:
+            The drafts, and the drafter that made them. The drafter is None if the grammar forces the drafts.
         """
         tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
         limit = min(budget, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
@@ -298,7 +320,10 @@ class Planner:
         return sequence.drafter
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Return whether the sequence reaches a length limit with the token in flight, whatever the token is."""
+        """Return whether the token that the step in flight samples ends the sequence because of a length limit.
+
+        Outside `plan_after`, the result is False.
+        """
         return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
 
     def _tokens_left(self, sequence: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""Holds the running and the waiting sequences, and moves sequences between the two states."""
+"""Holds the running and the waiting sequences, and moves sequences between these two states."""
 
 import time
 from bisect import insort
@@ -9,13 +9,13 @@ from helexa.neuron.engine.scheduling.sequence_memory import Memory
 
 
 class Queues:
-    """All sequences of a scheduler, running or waiting; moves them and frees their pages.
+    """All running and waiting sequences of a scheduler. The methods move sequences and free their pages.
 
     Attributes:
-        running, waiting: sequences sorted by arrival.
+        running, waiting: sequences in these states, sorted by arrival.
         suspects: sequences that may have caused a step to fail. Each suspect is computed in steps without other
             sequences until it samples a token (see `Scheduler.isolate`).
-        prompt_tokens: number of prompt tokens of all sequences that were started.
+        prompt_tokens: number of prompt tokens of all sequences that have started.
         cached_tokens: number of these prompt tokens that were found in the KV cache.
     """
 
@@ -28,7 +28,7 @@ class Queues:
         self.cached_tokens = 0
 
     def cancel(self, sequence_id: int) -> bool:
-        """Remove a running or waiting sequence and free its pages; return False if there is no such sequence."""
+        """Remove the sequence `sequence_id` and free its pages. Return False if there is no such sequence."""
         for queue in (self.running, self.waiting):
             for sequence in queue:
                 if sequence.id == sequence_id:
@@ -39,10 +39,11 @@ class Queues:
         return False
 
     def start(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Add a sequence to `running`; the caller has removed it from `waiting`.
+        """Move a sequence to the running sequences. The caller has already removed it from `waiting`.
 
         Args:
-            prefix: the cached pages that hold the sequence's beginning.
+            sequence: the sequence.
+            prefix: the cached pages that contain the beginning of the sequence.
         """
         insort(self.running, sequence, key=lambda one: one.arrival)
         self.memory.begin(sequence, prefix)
@@ -53,28 +54,28 @@ class Queues:
             self.cached_tokens += sequence.cached
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence to the head of `waiting` and free its pages."""
+        """Free the pages of a running sequence, and move the sequence to the head of `waiting`."""
         self.running.remove(sequence)
         self.memory.release(sequence)
         self.waiting.appendleft(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Remove a running sequence and free its pages. Later prompts can reuse pages that are registered."""
+        """Remove a running sequence and free its pages. Its registered pages stay in the prefix cache."""
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         self.memory.release(sequence)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Remove a running sequence, and free and unregister its pages, because they may contain NaN or inf.
+        """Remove a running sequence whose pages may contain NaN or infinity. Free and unregister its pages.
 
         Returns:
-            The freed pages that no other sequence holds; the caller must clear them.
+            The freed pages that no other sequence uses. The caller must set them to zero before they are reused.
         """
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         return self.memory.discard(sequence)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
-        """Remove a sequence from `suspects`, so that it is computed together with other sequences again."""
+        """Remove a sequence from `suspects`. Steps then compute it together with other sequences again."""
         if sequence in self.suspects:
             self.suspects.remove(sequence)

@@ -1,17 +1,18 @@
 """The scheduler: decides which sequences advance by how many tokens in the next step.
 
-Each sequence has a list of `tokens`, of which the first `computed` are computed. A step is a plan of (sequence, n):
-compute the next n tokens of the sequence. All n together stay within one token budget. Every case is such a plan:
+Each sequence has a list of `tokens`. The first `computed` tokens are computed. The plan of a step is a list of pairs
+(sequence, n): the step computes the next n tokens of the sequence. The sum of all n stays within the token budget. Such
+a plan covers every case:
 
-* Decode: n = 1.
+* Decode: n is 1.
 * Prefill: n is the length of a chunk of the prompt.
 * Cached prefix: `computed` starts at the length of the prefix.
-* Preemption: `computed` returns to 0, and the sequence goes to the head of the queue.
+* Preemption: `computed` returns to 0, and the sequence returns to the head of the waiting queue.
 
-(The rule is the rule of vLLM V1; the KV pages follow Kwon et al., 2023.)
+(The scheduler of vLLM V1 works in the same way. KV pages are described by Kwon et al., 2023.)
 
-The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps, and
-`committer` applies their results.
+The newest sequence is preempted first. An older sequence is never preempted for a newer one. The module `planner` plans
+steps, and the module `committer` applies the results of the steps.
 """
 
 import itertools
@@ -36,15 +37,15 @@ from helexa.neuron.engine.step.step_input import Float32
 
 
 class Scheduler:
-    """Owns all sequences of an engine and their KV pages, plans steps and applies the results.
+    """Owns all sequences of an engine and their KV pages. It plans steps, and applies the results of the steps.
 
     Args:
         options: token budgets and limits.
         pages: the page pool. A sequence can be at most as long as the whole pool.
-        states: the state pool; None for a model without recurrent layers. Recurrent state cannot be rolled back, so
-            drafts do not change it, and accepted drafts are computed again with the next token. A cached prefix can be
-            used up to the last snapshot in it.
-        controller: limits the size of steps; None for a controller without a time limit.
+        states: the state pool; None for a model without recurrent layers. Recurrent state cannot be rolled back. Drafts
+            therefore do not change the state, and accepted drafts are computed again in the next step. A cached prefix
+            is usable only up to its last snapshot.
+        controller: limits the size of steps; None for a new `StepController` without a limit from a hang timeout.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> deque[Sequence]:
-        """Sequences without pages, which have not started or were preempted, sorted by arrival."""
+        """Sequences without pages, sorted by arrival. They have not started, or they were preempted."""
         return self.queues.waiting
 
     @property
@@ -80,7 +81,11 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Queue a new sequence and return None, or return an error output if the sequence is rejected."""
+        """Add a new sequence to the waiting queue, and return None.
+
+        If the sequence is rejected, return an output with the error. A sequence is rejected if the queue is full, or if
+        its prompt is empty or too long.
+        """
         if len(self.waiting) >= self.options.max_waiting:
             return sequence.failure(f"overloaded: {len(self.waiting)} requests are waiting already")
         if not sequence.tokens:
@@ -96,7 +101,7 @@ class Scheduler:
         return None
 
     def cancel(self, sequence_id: int) -> bool:
-        """Remove the sequence `sequence_id` and free its pages; return False if the scheduler does not have it."""
+        """Remove the sequence `sequence_id` and free its pages. Return False if there is no such sequence."""
         return self.queues.cancel(sequence_id)
 
     def plan(self) -> Plan:
@@ -104,11 +109,14 @@ class Scheduler:
         return self.planner.plan()
 
     def plan_after(self) -> Plan:
-        """Return the plan of the step after the step in flight, before its commit. Call within `overlap.as_after`."""
+        """Return the plan of the step that follows the step in flight, before that step is committed.
+
+        This method must be called within `overlap.as_after`.
+        """
         return self.planner.plan_after()
 
     def foresees(self, plan: Plan) -> bool:
-        """Return whether `plan_after` may be called while the step of `plan` is in flight."""
+        """Return whether `plan_after` may be called before the step of `plan` is committed."""
         return self.planner.foresees(plan)
 
     def commit(
@@ -124,21 +132,23 @@ class Scheduler:
 
         Args:
             sampled: the sampled tokens of all plan entries that sample, in plan order. An entry with d drafts has d + 1
-                tokens: the token after its known tokens, and the token after each draft. The token after a draft counts
-                only if this draft and all drafts before it are accepted. Random draws depend only on seed and position,
-                so the accepted tokens are the tokens of a run without drafts. `NON_FINITE` ends the sequence and
-                unregisters its pages.
+                sampled tokens: one after its known tokens, and one after each draft. The token after a draft is used
+                only if this draft and all earlier drafts of the entry are accepted. Random draws depend only on seed
+                and position, so the output is the same as without drafts. The value `NON_FINITE` ends the sequence with
+                an error and unregisters its pages.
             seconds: duration of the step; None if the planner must not learn from the step.
-            logprobs: log-probabilities of sampled tokens, by index in `sampled`, for sequences that request them.
-            hidden: sums of the step's hidden states, float32 [H], by sequence id, for sequences to be embedded.
-            scores: log-probabilities of the next prompt tokens, by sequence id, for sequences that request them.
+            logprobs: log-probabilities of the sampled tokens, by index in `sampled`, for sequences that request them.
+            hidden: sums of the hidden states of this step, float32 [H] (H: hidden size), by sequence id, for embedding
+                requests.
+            scores: log-probabilities of prompt tokens that this step has computed, in prompt order, by sequence id.
+                Only sequences that set `prompt_logprobs` have them.
         """
         if seconds is not None:
             self.planner.learn(plan, seconds)
         return self._committer.commit(plan, sampled, logprobs, hidden, scores)
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """Find the sequence that caused a failed step, and return the new outputs.
+        """Handle a failed step so that only the sequence that causes the failure ends. Return the new outputs.
 
         If the step had one sequence, this sequence ends with `error`. If the step had several sequences, all running
         sequences restart as suspects. Each suspect is computed in steps without other sequences until it samples a
@@ -146,8 +156,9 @@ class Scheduler:
 
         Args:
             plan: the plan of the failed step.
-            after: the plan of the step that was launched after the failed step. Its results are dropped, and its
-                sequences restart.
+            error: the error message.
+            after: the plan of the step that was launched after the failed step; None if there is none. The results of
+                the later step are dropped, and its sequences restart.
         """
         queues = self.queues
         for entry in [*plan, *(after or [])]:
@@ -167,11 +178,14 @@ class Scheduler:
         return [sequence.failure(error)]
 
     def take_pages_to_clear(self) -> list[int]:
-        """Return and forget the free KV pages that may contain NaN or inf. The caller must clear them before a step."""
+        """Return the free KV pages that may contain NaN or infinity, and clear the list of these pages.
+
+        The caller must set the contents of the pages to zero before the next step.
+        """
         return self._committer.take_pages_to_clear()
 
     def fail_all(self, error: str) -> list[TokenOutput]:
-        """End every sequence with a retryable error, and release all memory."""
+        """End all sequences with a retryable error, release their memory, and return the error outputs."""
         outputs: list[TokenOutput] = []
         for sequence in [*self.running, *self.waiting]:
             self.queues.memory.release(sequence)
@@ -182,5 +196,5 @@ class Scheduler:
         return outputs
 
     def check_idle(self) -> None:
-        """Assert that no page is held when the scheduler is idle."""
+        """Assert that all pages are free if the scheduler has no sequences."""
         assert not self.idle or self.pages.free == self.pages.total, "pages leaked"

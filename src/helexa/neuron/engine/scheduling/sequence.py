@@ -1,4 +1,4 @@
-"""One sequence: its request, its tokens, how many tokens are computed, and the KV pages that hold their K and V."""
+"""One request inside the engine: its tokens, its KV pages, and how many of its tokens are computed."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,28 +12,27 @@ from helexa.neuron.engine.step.pooling import PooledVector
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. Steps advance `computed`, the number of computed tokens, to the length of `tokens`.
+    """A request inside the engine. Steps increase `computed` until all of its `tokens` are computed.
 
     Attributes:
         tokens: token ids of the prompt, then of the output.
-        computed: number of leading tokens whose K and V are in `pages`.
+        computed: number of leading tokens whose K and V are in the KV cache.
         cached: number of prompt tokens that were found in the KV cache when the sequence first started.
         cached_reported: whether an output has reported `cached`.
-        pooled: the embedding vector of the prompt, as far as it is computed; None for a sequence that generates tokens.
+        pooled: the embedding of the prompt, as far as it is computed; None for a sequence that generates tokens.
         guide: grammar matcher of the output; None without a grammar.
-        chain: hash chain of the leading full pages, extended when more hashes are needed (see `page_hash`). The
-            scheduler sets its first entry.
-        scored: if the request asks for log-probabilities of its prompt, the number of leading prompt tokens for which
-            they are computed.
+        chain: hashes of the leading full pages, preceded by the hash of the salt (see `page_hash`). The scheduler adds
+            the first hash. Page hashes are computed when they are needed.
+        scored: number of leading prompt tokens whose log-probabilities are computed, if the request asks for them.
         drafter: source of draft tokens; created on first use.
-        fresh: number of tokens that the last step yielded. If only these tokens are not computed, the sequence counts
-            as decoding.
+        fresh: number of tokens that the last step added to `tokens`. If at most these tokens are not computed, the
+            sequence counts as decoding.
         slot: state slot of a running sequence; None if the model has no recurrent layers.
-        restore: slot of the snapshot from which the recurrent state starts; None without a snapshot or once it is used.
+        restore: slot of the snapshot that the next step copies to `slot`; None if there is nothing to copy.
         stepped: number of the last step in which the sequence decoded.
-        follower: page hash of the latest snapshot that was taken during decoding.
+        follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
         read_tokens, read_seconds: see `Timing`.
-        distinct: the sequence's tokens without duplicates.
+        distinct: the distinct token ids in `tokens`.
         arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
         arrival: position of the sequence in the order of arrival.
     """
@@ -68,7 +67,7 @@ class Sequence:
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
-        """Return the sequence of an embedding request. It ends when its prompt is computed."""
+        """Return a sequence for an embedding request. The sequence ends when its prompt is computed."""
         request = Generate(
             id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
         )
@@ -81,11 +80,14 @@ class Sequence:
 
     @property
     def principal(self) -> str:
-        """The principal that sent the request; empty for anonymous clients."""
+        """The principal (API key owner) that sent the request; empty for anonymous clients."""
         return self.request.salt
 
     def wanted(self, start: int, stop: int) -> range:
-        """Return the positions in [start, stop) whose hidden states an embedding or prompt log-probabilities need."""
+        """Return the positions from `start` to `stop` (exclusive) whose hidden states the request needs.
+
+        An embedding or log-probabilities of the prompt need hidden states. For other requests, the range is empty.
+        """
         if self.pooled is not None:
             return self.pooled.wanted(start, stop)
         if self.request.prompt_logprobs is None:
@@ -94,12 +96,15 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Number of tokens that are not computed yet."""
+        """Number of tokens of the sequence that are not computed yet."""
         return len(self.tokens) - self.computed
 
     @property
     def decoding(self) -> bool:
-        """Whether the sequence has finished prefill: only tokens of the last step, or one token, are not computed."""
+        """Whether the sequence has finished prefill.
+
+        This is the case if only the tokens that the last step added, or a single token, are not computed yet.
+        """
         return self.pending == 1 or 0 < self.pending <= self.fresh
 
     @property
@@ -109,11 +114,14 @@ class Sequence:
 
     @property
     def output_tokens(self) -> list[int]:
-        """The output tokens so far, including output of an earlier request (see `Generate.prior_output`)."""
+        """The output tokens so far, including output of an earlier request that is part of the prompt.
+
+        `Generate.prior_output` is the number of these earlier tokens.
+        """
         return self.tokens[len(self.request.prompt) - self.request.prior_output :]
 
     def append(self, token: int) -> FinishReason | None:
-        """Append a sampled token; return the finish reason if this token ends the sequence, else None."""
+        """Append a sampled token. Return the finish reason if the token ends the sequence, else None."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
@@ -128,7 +136,7 @@ class Sequence:
         return None
 
     def timing(self) -> Timing:
-        """Return the milliseconds that the sequence has spent in each phase (waiting, prefill, decode) until now."""
+        """Return how long the sequence has spent in the waiting queue, in prefill and in decode until now."""
         now = time.perf_counter()
         started = self.started or now
         first = self.first_token or now
@@ -141,5 +149,5 @@ class Sequence:
         )
 
     def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
-        """Return the output that ends this sequence with `error`. The caller removes the sequence."""
+        """Return the output that reports `error` as the end of this sequence. The caller must remove the sequence."""
         return TokenOutput(id=self.id, finish="error", error=error, bad_grammar=bad_grammar, timing=self.timing())

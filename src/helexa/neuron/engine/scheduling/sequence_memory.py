@@ -1,7 +1,7 @@
 """Allocates KV pages and state slots for sequences, and finds cached prefixes.
 
-A full page is registered for reuse as soon as it is computed. A snapshot of recurrent state is taken at positions where
-a later prompt is likely to continue (see `page_pool` and `state_pool`).
+A full page is registered for reuse as soon as it is computed. For models with recurrent layers, a snapshot of the state
+is taken at positions where a later prompt is likely to continue (see `page_pool` and `state_pool`).
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,12 @@ _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 
 
 class Memory:
-    """Allocates pages from the page pool and slots from the state pool for sequences.
+    """Allocates KV pages (from the page pool) and state slots (from the state pool) to sequences.
 
     Args:
         states: the state pool; None for a model without recurrent layers.
-        reuse: which prompts share pages (see `EngineOptions`). For this class, all values but `off` mean the same.
+        reuse: which prompts share pages (see `EngineOptions.prefix_reuse`). This class only distinguishes `off` from
+            the other values.
     """
 
     def __init__(self, pages: PagePool, states: StatePool | None, reuse: PrefixReuse) -> None:
@@ -30,10 +31,11 @@ class Memory:
         self._reuses = reuse != "off"
 
     def computed_before(self, sequence: Sequence) -> list[int]:
-        """Return the cached pages that hold the beginning of `sequence`, without the page of its last token.
+        """Return the cached pages that contain the beginning of `sequence`, except the page of its last token.
 
-        The last token is always computed, because its logits are needed. The result is empty for a sequence that needs
-        hidden states of its prompt (for an embedding or prompt log-probabilities), because pages do not hold them.
+        The last token is always computed, because its logits are needed. The result is empty if the sequence needs
+        hidden states of its whole prompt, for an embedding or prompt log-probabilities. KV pages do not contain hidden
+        states.
         """
         if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
@@ -46,19 +48,19 @@ class Memory:
         return pages
 
     def missing(self, sequence: Sequence) -> int:
-        """Return how many tokens of a waiting sequence must be computed, without those in cached pages."""
+        """Return how many tokens of a waiting sequence must be computed, because no cached page contains them."""
         return len(sequence.tokens) - len(self.computed_before(sequence)) * self._pages.page_size
 
     def has_room(self, sequence: Sequence, prefix: list[int], running: Iterable[Sequence]) -> bool:
-        """Return whether enough pages are free to start a sequence with the cached pages `prefix`.
+        """Return whether enough pages are free to start `sequence` with the cached pages `prefix`.
 
-        Free pages that the `running` sequences still need for their tokens do not count as free.
+        Pages that the `running` sequences still need for their known tokens count as used.
         """
         reserved = sum(max(self._needed(other) - len(other.pages), 0) for other in running)
         return self._needed(sequence) - self._pages.count_held(prefix) <= self._pages.free - reserved
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Give a sequence that starts the cached pages `prefix`, and a state slot if the model needs one."""
+        """Give a starting sequence its cached pages `prefix`, and a state slot if the model has recurrent layers."""
         if self._states is not None:
             sequence.slot = self._states.take()
         self._pages.share(prefix)
@@ -66,7 +68,7 @@ class Memory:
         sequence.computed = len(prefix) * self._pages.page_size
 
     def grow(self, sequence: Sequence, count: int) -> bool:
-        """Give a sequence pages for its next `count` tokens; return False if too few pages are free."""
+        """Allocate pages for the next `count` tokens of `sequence`. Return False if too few pages are free."""
         missing = self._pages.pages_for(sequence.computed + count) - len(sequence.pages)
         if missing > self._pages.free:
             return False
@@ -74,7 +76,7 @@ class Memory:
         return True
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """Record that the next `count` tokens of a sequence are computed, and register the pages that they fill."""
+        """Record that the next `count` tokens of `sequence` are computed. Register the pages that are now full."""
         registered_pages = sequence.computed // self._pages.page_size
         sequence.computed += count
         full_pages = sequence.computed // self._pages.page_size
@@ -84,7 +86,7 @@ class Memory:
                 self._pages.register(sequence.pages[index], sequence.chain[index + 1])
 
     def release(self, sequence: Sequence) -> None:
-        """Release a sequence's pages and state slot. Registered pages stay available for prefix reuse."""
+        """Release the pages and the state slot of `sequence`. Its registered pages stay in the prefix cache."""
         self._pages.give_back(sequence.pages)
         sequence.pages = []
         sequence.computed = sequence.fresh = 0
@@ -94,10 +96,10 @@ class Memory:
             sequence.slot = None
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Release a sequence's pages and state slot, and unregister its pages and snapshots.
+        """Release the pages and the state slot of `sequence`, and unregister its pages and snapshots.
 
         Returns:
-            The released pages that no other sequence holds.
+            The released pages that no other sequence uses.
         """
         pages = sequence.pages
         self._pages.forget(pages)
@@ -105,18 +107,23 @@ class Memory:
             for hash_of_page in sequence.chain:
                 self._states.forget(hash_of_page)
         self.release(sequence)
-        return [page for page in pages if not self._pages.count_held([page])]  # shared pages have finite values
+        return [page for page in pages if not self._pages.count_held([page])]  # shared pages are finite
 
     def until_mark(self, sequence: Sequence, count: int) -> int:
-        """Return `count`, reduced if necessary so that a prefill step does not pass the next snapshot position."""
+        """Return the smaller of `count` and the number of tokens up to the prompt's next snapshot position.
+
+        A prefill step must end at a snapshot position, because recurrent state can be copied only at the end of a step.
+        Models without recurrent layers and decoding sequences have no such limit.
+        """
         if self._states is None or sequence.decoding:
             return count
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """Reserve a slot for a snapshot at position `end`; return None if no snapshot is to be taken there.
+        """Reserve a state slot for a snapshot at position `end`. Return None if no snapshot is taken at this position.
 
-        Snapshots are taken in a prompt at the positions of `_next_mark`, and in the output at the end of each page.
+        In a prompt, snapshots are taken at the positions that `_next_mark` describes. In the output, a snapshot is
+        taken at the end of each page.
         """
         if self._states is None or end % self._pages.page_size:
             return None
@@ -130,7 +137,10 @@ class Memory:
         return self._states.reserve()
 
     def take_snapshot(self, entry: PlanEntry) -> None:
-        """Register the snapshot that a step has saved, if it has. Of a decoding sequence, only the latest is kept."""
+        """Register the snapshot that the step of `entry` has saved, if any.
+
+        During decoding, a new snapshot of a sequence replaces its previous one.
+        """
         if self._states is None or entry.save is None:
             return
         sequence, size = entry.sequence, self._pages.page_size
@@ -144,17 +154,21 @@ class Memory:
             sequence.follower = page
 
     def unreserve(self, save: int | None) -> None:
-        """Release the snapshot slot `save`, if not None, because the step that was to fill it was not computed."""
+        """Release the reserved snapshot slot `save`, because the step that should fill it was not computed.
+
+        If `save` is None, do nothing.
+        """
         if self._states is not None and save is not None:
             self._states.unreserve(save)
 
     def _next_mark(self, sequence: Sequence) -> int:
-        """Return the next position of a prompt at which a snapshot is taken. A step must end there.
+        """Return the next position of a prompt at which a snapshot is taken. A prefill step must end at this position.
 
-        The positions with a snapshot are:
+        Snapshots are taken at these positions:
 
-        * the end of the prompt's last full page, because the next turn of the conversation continues near this position
-        * the end of the last full page before the conversation's last turn, which the client may replace
+        * the end of the prompt's last full page, because the next message of the conversation continues near this
+          position
+        * the end of the last full page before the last user message, because the client may change this message
         * every multiple of `_SNAPSHOT_INTERVAL`
         """
         page_size, position = self._pages.page_size, sequence.computed
@@ -167,8 +181,8 @@ class Memory:
         return min(end for end in ends if end > position)
 
     def _needed(self, sequence: Sequence) -> int:
-        """Return the number of pages for all tokens of the sequence and one more token.
+        """Return the number of pages for all tokens of `sequence` and one more token.
 
-        With fewer pages, the sequence would be preempted before its next output token.
+        Without a page for the additional token, the sequence would be preempted before its next output token.
         """
         return self._pages.pages_for(len(sequence.tokens) + 1)

@@ -1,17 +1,19 @@
 """The step controller: limits the prompt tokens and decode rows of each step, by the measured cost of earlier steps.
 
-Three limits apply:
+A decode row is one token of a decoding sequence. There are three limits:
 
-* Every step: its duration, because requests that arrive must wait for its end. See `StepController.max_prompt_tokens`.
-* A step with decode rows and prompt tokens: at most `_MIXED_STRETCH` times the duration of a step in which all
-  sequences decode.
-* A step for several principals (API key owners): at most `_FAIR_STRETCH` times the duration of a *fair step*. A fair
-  step has the same number of rows for each principal: the number of sequences of the lightest principal, which has the
-  fewest.
+* Every step has a maximum duration, because new requests wait for the end of the current step. See
+  `StepController.max_prompt_tokens`.
+* A step with decode rows and prompt tokens takes at most `_MIXED_STRETCH` times as long as a decode step of all
+  sequences.
+* If several principals (API key owners) have sequences, a step takes at most `_FAIR_STRETCH` times as long as a *fair
+  step*. In a fair step, every principal has the same number of decode rows. This number is the smallest number of
+  sequences that a principal has.
 
-Principals with more sequences than the lightest are *heavy*. If not all sequences of a heavy principal fit into a step,
-they alternate. Its prompt tokens get the time that the decode rows leave. If a step took longer than predicted, fair
-steps follow until the excess time is compensated.
+A principal with more sequences than this number is *heavy*, the others are *light*. If the sequences of a heavy
+principal do not all fit into a step, they alternate from step to step. Prompt tokens of heavy principals only get the
+time that the decode rows leave. If a step exceeds the time limit for several principals, fair steps follow until the
+excess time is compensated.
 """
 
 from collections import Counter
@@ -23,25 +25,25 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_cost import StepCost
 
 # Duration of a step.
-_LIMIT_SHARE = 1 / 8  # of the time without progress after which an engine counts as hung
+_LIMIT_SHARE = 1 / 8  # maximum duration of a step, as a fraction of the time after which an engine counts as hung
 _MIN_TOKENS = 16  # a step of 16 tokens takes hardly longer than a step of one token
 _SHORT_SECONDS = 0.5
-_MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 as in one of 512
+_MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 tokens as in a step of 512
 
 # Prompt tokens in steps with decode rows.
 _MIXED_STRETCH = 2.0
-_FIRST_MIXED_TOKENS = 32  # until their cost is known
+_FIRST_MIXED_TOKENS = 32  # until the cost of a prompt token is known
 _MIN_MIXED_TOKENS = 8
-_MAX_MIXED_RUN = 32  # steps in a row; then one is decode-only, to measure decoding
-_ROW_MULTIPLE = 8  # of rows in a mixed step, because a step of a new size takes longer
+_MAX_MIXED_RUN = 32  # mixed steps in a row; then one step is decode-only, to measure the duration of decoding
+_ROW_MULTIPLE = 8  # of the rows in a mixed step, because a step of a new size takes longer
 
 # Fair share.
 _FAIR_STRETCH = 1.6
-_FAIR_STEP_EVERY = 16  # steps, to measure a fair step
-_LIGHT_STEP_EVERY = 8  # steps; then one without prompt tokens of heavy principals, to measure decoding
-_FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until their cost is known
+_FAIR_STEP_EVERY = 16  # number of steps after which one is a fair step, to measure its duration
+_LIGHT_STEP_EVERY = 8  # number of steps after which one has no prompt tokens of heavy principals, to measure decoding
+_FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until the cost of a prompt token is known
 _MIN_HEAVY_TOKENS = 16  # prompt tokens also add a fixed cost to a step
-_MAX_OVERRUN = 8.0  # fair steps
+_MAX_OVERRUN = 8.0  # maximum excess time, in durations of a fair step
 
 # Nominal seconds of a step, with `step_timing = "fixed"`.
 _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
@@ -49,13 +51,13 @@ _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
 
 @dataclass
 class StepLimits:
-    """Limits of one step by fair share among principals. The default is no limit.
+    """Limits of one step that give principals (API key owners) fair shares. By default, there are no limits.
 
     Attributes:
-        rows: maximum number of decoding sequences; None for no limit.
-        heavy: principals that have more sequences than the principal with the fewest.
-        heavy_tokens: maximum number of prompt tokens of all heavy principals together.
-        prompt_tokens: maximum number of prompt tokens of all principals; None for no limit.
+        rows: maximum number of decoding sequences in the step; None for no limit.
+        heavy: principals that have more sequences than the principal with the fewest sequences.
+        heavy_tokens: maximum number of prompt tokens of all `heavy` principals together.
+        prompt_tokens: maximum number of prompt tokens of all principals together; None for no limit.
     """
 
     rows: int | None = None
@@ -64,30 +66,33 @@ class StepLimits:
     prompt_tokens: int | None = None
 
     def tokens_for(self, sequence: Sequence) -> int:
-        """Return how many prompt tokens of `sequence` these limits still allow."""
+        """Return how many prompt tokens of `sequence` the limits still allow in this step."""
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, cut: Sequence, tokens: int) -> None:
-        """Allow heavy principals at least `tokens` prompt tokens, if `cut` belongs to a light principal.
+        """Raise the limit on prompt tokens of heavy principals to at least `tokens`.
+
+        Do nothing if `cut` belongs to a heavy principal.
 
         Args:
-            cut: a prompt that does not fit into the step, so that only a chunk of it is computed.
+            cut: a prompt of which only a chunk fits into the step.
+            tokens: number of prompt tokens of the step that prompts other than `cut` may use.
         """
         if cut.principal not in self.heavy:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Subtract `tokens` prompt tokens that were planned for `sequence` from the limits."""
+        """Subtract `tokens` prompt tokens, which are now planned for `sequence`, from the limits."""
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
 
 class StepController:
-    """Limits the steps of one scheduler, and learns the cost of steps from finished steps.
+    """Limits the steps of one scheduler. It learns how long steps take from the durations of finished steps.
 
     Args:
-        step_seconds: seconds without progress after which the server kills the engine as hung. Steps are limited to a
-            fraction of this time; infinite for no such limit.
+        step_seconds: seconds without progress after which the server kills the engine as hung. Each step may take a
+            fraction of this time. If it is infinite, this limit does not apply.
         token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
 
@@ -98,42 +103,46 @@ class StepController:
         self._cost = StepCost(_FIXED_TOKEN if self._fixed else token_seconds)
         self._max_seconds = step_seconds * _LIMIT_SHARE
         self._step = 0
-        self._mixed_run = 0  # steps with decode rows and prompt tokens since the last decode-only one
+        self._mixed_run = 0  # number of steps with decode rows and prompt tokens since the last decode-only step
         self._rows = 0
         self._heavy: frozenset[str] = frozenset()
         self._fair_seconds: float | None = None
-        self._overrun = 0.0  # seconds
+        self._overrun = 0.0  # seconds of excess time that fair steps must compensate
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum number of prompt tokens of the next step, limited by the predicted duration of the step.
+        """Maximum number of prompt tokens with which the next step is predicted to stay within its time limit.
 
-        The number is a power of two or `max_step_tokens`, so that step sizes recur.
+        The number is a power of two or `max_step_tokens`, so that steps have few different sizes.
         """
         timeout_tokens = max(self._within(self._max_seconds), _MIN_TOKENS)
         return min(timeout_tokens, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
 
     def prompt_tokens(self, planned: int, rows: int, width: int, limits: StepLimits) -> int:
-        """Return how many prompt tokens the next step may have.
+        """Return the maximum number of prompt tokens of the next step.
 
         Args:
-            planned: number of tokens that are already in the plan of the step.
-            rows: number of decoding sequences that are already in the plan.
-            width: number of sequences that will decode when all prompts are prefilled. The limit is a multiple of the
-                duration of a decode step with `width` rows. So a few sequences that decode already do not delay the
-                prefill of many others.
+            planned: number of tokens that the plan of the step already has.
+            rows: number of decoding sequences that the plan already has.
+            width: number of sequences that will decode after all prompts are prefilled. The time limit of the step is a
+                multiple of the duration of a decode step with `width` rows. A limit based on `rows` would let a few
+                decoding sequences delay the prefill of many others.
+            limits: the limits by fair share among principals.
         """
         most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
         if not rows or not self._max_mixed_tokens:
             return most
         most = min(most, self._max_mixed_tokens)
         tokens = min(most, self._mixed_tokens(rows, width), limits.prompt_tokens or most)
-        if tokens >= 2 * _ROW_MULTIPLE:  # to the nearest multiple, so that prompts lose nothing on average
+        if tokens >= 2 * _ROW_MULTIPLE:  # round to the nearest multiple, so that prompts lose no tokens on average
             tokens = min(most, (rows + tokens + _ROW_MULTIPLE // 2) // _ROW_MULTIPLE * _ROW_MULTIPLE - rows)
         return tokens
 
     def limits(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> StepLimits:
-        """Return the limits of the next step by fair share among the principals of these sequences."""
+        """Return the limits that give each principal of these sequences a fair share of the next step.
+
+        If all sequences belong to one principal, there are no limits.
+        """
         self._step += 1
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
         prompts.update(sequence.principal for sequence in waiting)
@@ -163,10 +172,10 @@ class StepController:
         return StepLimits(rows, heavy, tokens, self._tokens_within(fair_seconds))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
-        """Return at most `rows` of the decoding sequences for the next step; all of them if `rows` is None.
+        """Return at most `rows` of the `decoding` sequences for the next step. Return all if `rows` is None.
 
-        First comes one sequence of each principal, then a second sequence of each principal, and so on. Sequences of
-        one principal are sorted by the step in which they last decoded, the earliest first.
+        One sequence of each principal is chosen first, then a second sequence of each principal, and so on. Among the
+        sequences of one principal, the sequence that has not decoded for the most steps comes first.
         """
         chosen = decoding
         if rows is not None and len(decoding) > rows:
@@ -183,12 +192,12 @@ class StepController:
         return chosen
 
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
-        """Learn from a finished step.
+        """Record the duration of a finished step, to predict and limit the durations of later steps.
 
         Args:
             rows: number of decode rows of the step.
-            prompts: number of prompt tokens of the step by principal. If a light principal has prompt tokens in the
-                step, the time beyond a fair step is not charged to heavy principals.
+            prompts: number of prompt tokens in the step by principal. If a light principal has prompt tokens in the
+                step, time beyond the duration of a fair step does not count as excess time.
             seconds: duration of the step.
         """
         tokens = sum(prompts.values())
@@ -206,7 +215,10 @@ class StepController:
             self._cost.learn(rows, tokens, seconds)
 
     def _within(self, seconds: float) -> int:
-        """Return the largest power of two, at most `max_step_tokens`, of tokens that a step computes in `seconds`."""
+        """Return how many tokens a step can compute in `seconds`, rounded down to a power of two.
+
+        The result is at most `max_step_tokens`.
+        """
         worst = self._cost.worst_token
         affordable = seconds / worst if worst > 0 else float("inf")
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
@@ -214,7 +226,8 @@ class StepController:
     def _mixed_tokens(self, rows: int, width: int) -> int:
         """Return how many prompt tokens can be added to a step with `rows` decode rows.
 
-        With these tokens, the step takes `_MIXED_STRETCH` times the duration of a decode step with `width` rows.
+        With these prompt tokens, the step is predicted to take `_MIXED_STRETCH` times as long as a decode step with
+        `width` rows.
         """
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
@@ -226,25 +239,23 @@ class StepController:
         )
 
     def _tokens_within(self, seconds: float) -> int:
-        """Return how many prompt tokens add `seconds` to the duration of a step.
-
-        The result is at least one, so that every prompt advances.
-        """
+        """Return how many prompt tokens lengthen a step by `seconds`. The result is at least one."""
         token = self._cost.token
         tokens = _FIRST_MIXED_TOKENS if token is None else int(seconds / max(token, 1e-9))
         return min(max(tokens, 1), self._max_mixed_tokens or tokens)
 
     def _first_heavy_tokens(self) -> int:
-        """Return the limit on the prompt tokens of heavy principals that applies if the cost of rows is unknown."""
+        """Return the limit on prompt tokens of heavy principals for steps before the cost of a row is known."""
         average = self._cost.decode(0)
         if average is None or self._cost.token is None:
             return _FIRST_HEAVY_TOKENS
         return max(self._tokens_within((_FAIR_STRETCH - 1) * average), _FIRST_HEAVY_TOKENS)
 
     def _rows_within(self, seconds: float, fair_rows: int) -> int:
-        """Return how many decode rows a step of `seconds` can have, at least `fair_rows`.
+        """Return how many decode rows a step can compute in `seconds`, at least `fair_rows`.
 
-        The result is at most twice the last result, because estimates far from measured row counts are unreliable.
+        The result is at most twice the previous result, because predictions for row counts far from the measured counts
+        are unreliable.
         """
         self._rows = int(min(max(self._cost.rows(seconds), fair_rows), max(2 * self._rows, fair_rows)))
         return self._rows

@@ -9,15 +9,16 @@ from helexa.neuron.engine.scheduling.plan import Plan
 
 
 def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
-    """Return a mask of the allowed tokens for each row of logits whose sampled token the grammar rejects.
+    """Return a mask of the allowed tokens for each row of logits whose sampled token violates the sequence's grammar.
 
     Tokens after a rejected draft are not checked, because they are not used.
 
     Args:
-        tokens: the sampled token of each row.
+        plan: the plan of the step.
+        tokens: the sampled token of each row of logits.
 
     Returns:
-        Masks by row number.
+        Masks by row number, for the rows with a violation only.
     """
     masks: dict[int, Mask] = {}
     row = 0

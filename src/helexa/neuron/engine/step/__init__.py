@@ -1,1 +1,1 @@
-"""The input and output of one engine step as plain values, and the computation of embeddings and prompt scores."""
+"""The input and output of one engine step as plain values. Also computes embeddings and prompt log-probabilities."""

@@ -1,4 +1,4 @@
-"""Computes scores of a prompt during prefill: the log-probability of each prompt token after the tokens before it."""
+"""Computes prompt scores during prefill: the log-probability of each prompt token, given the tokens before it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,16 +12,18 @@ from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import HiddenRows
 
 MOST_ROWS = 64
-"""Maximum rows of logits in memory: logits of a whole prompt chunk take about 100 times its hidden states' memory."""
+"""Maximum rows of logits in memory. Logits take about 100 times as much memory as hidden states."""
 
 
 @dataclass(frozen=True)
 class ScoresReadback:
-    """The prompt scores of one sequence in one step, while the device copies them to the host.
+    """The prompt scores (log-probabilities of prompt tokens) of one sequence in one step.
+
+    The device may still be copying them to the host.
 
     Attributes:
         logprobs: float32 [R], the log-probabilities of R prompt tokens.
-        ids: int64 [R, alternatives], the likeliest tokens at the position of each prompt token, in descending order.
+        ids: int64 [R, alternatives], the likeliest tokens at the position of each prompt token, the likeliest first.
         values: float32 [R, alternatives], the log-probabilities of the tokens `ids`.
     """
 
@@ -30,7 +32,7 @@ class ScoresReadback:
     values: Readback
 
     def wait(self) -> list[Logprob]:
-        """Wait for the copies; return the scores in the order of the prompt."""
+        """Wait for the copies to the host, and return the scores in the order of the prompt."""
         logprobs, ids, values = (copy.wait().tolist() for copy in (self.logprobs, self.ids, self.values))
         tops = [list(zip(*top, strict=True)) for top in zip(ids, values, strict=True)]
         return list(zip(logprobs, tops, strict=True))
@@ -39,13 +41,16 @@ class ScoresReadback:
 def begin_scores(
     rows: list[HiddenRows], hidden: Tensor | None, head: Callable[[Tensor], Tensor], most_rows: int = MOST_ROWS
 ) -> dict[int, ScoresReadback]:
-    """Launch the computation of a step's prompt scores without waiting; return the pending scores by sequence id.
+    """Launch the computation of a step's prompt scores (log-probabilities of prompt tokens) without waiting.
 
     Args:
-        rows: the sequences to which the rows of `hidden` belong.
-        hidden: [P, H], hidden states after the last norm; None if P is 0.
+        rows: the rows of `hidden` that belong to each sequence.
+        hidden: [P, H], hidden states of P rows after the last norm (H: hidden size); None if P is 0.
         head: function that maps hidden states to logits.
         most_rows: maximum number of rows of logits in memory at a time.
+
+    Returns:
+        The pending scores by sequence id, for sequences that request them.
     """
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:

@@ -5,11 +5,11 @@ from torch import Tensor
 
 
 class Readback:
-    """A copy of a tensor to the host, which starts when the object is created.
+    """A copy of a tensor from the device to the host. The copy starts when the object is created.
 
     Args:
-        tensor: the tensor to copy. On a GPU, kernels launched later may overwrite the tensor. On other devices, the
-            tensor must stay unchanged until `wait` returns.
+        tensor: the tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other
+            devices, the tensor must stay unchanged until `wait` returns.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -21,7 +21,10 @@ class Readback:
             self._event.record()
 
     def wait(self) -> Tensor:
-        """Wait for the copy and return it as a CPU tensor. Work launched after the copy is not waited for."""
+        """Wait for the copy, and return it as a CPU tensor.
+
+        Kernels that were launched after the copy are not waited for.
+        """
         if self._event is not None:
             self._event.synchronize()
         return self._copy.cpu()

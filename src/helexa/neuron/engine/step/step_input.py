@@ -1,4 +1,4 @@
-"""The input of one step as plain arrays. It contains all that a runner needs, so another process could compute it."""
+"""The input of one step as plain arrays, which contain everything that a runner needs to compute the step."""
 
 from typing import Any, TypeAlias
 
@@ -22,12 +22,13 @@ def _none() -> Int32:
 
 
 class Adjustments(msgspec.Struct, frozen=True):
-    """Changes of one kind to N single logits, for example a logit bias.
+    """Adjustments of one kind, such as logit biases, to N single logits of a step.
 
     Attributes:
-        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: an
-            index, from the end, into the tokens that the previous step samples.
-        values: float32 [N], operand of each change, for example the number to add.
+        rows, tokens: int32 [N], row and token id of each adjusted logit. A negative token id is a placeholder for a
+            token that is not known yet. It is an index into the tokens that the previous step samples: -1 is the last
+            of them.
+        values: float32 [N], the operand of each adjustment, for example the number to add.
     """
 
     rows: Int32 = msgspec.field(default_factory=_none)
@@ -36,17 +37,17 @@ class Adjustments(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Sampling settings for each of S rows of logits.
+    """Sampling settings for S rows of logits.
 
     Attributes:
         temperature, top_k, top_p, min_p: float32 [S]; temperature 0 is greedy.
-        seeds: uint64 [S].
-        positions: int64 [S], positions of the tokens to sample. Seed and position determine a row's random number.
-        logprobs: row -> number of alternatives to report with the token's log-probability. Rows that request no
-            log-probabilities have no entry.
-        bias: adjustments whose values are added to logits.
-        repetition: adjustments whose values divide positive logits and multiply the other logits.
-        presence: adjustments whose values are subtracted from logits.
+        seeds: uint64 [S], seed of each row.
+        positions: int64 [S], position of the token to sample. Seed and position determine the random number of a row.
+        logprobs: number of likeliest tokens to report with the log-probability of the sampled token, by row. Rows that
+            request no log-probabilities have no entry.
+        bias: adjustments that add their values to logits.
+        repetition: adjustments that divide positive logits by their values, and multiply other logits by their values.
+        presence: adjustments that subtract their values from logits.
     """
 
     temperature: Float32
@@ -62,14 +63,15 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class HiddenRows(msgspec.Struct, frozen=True):
-    """The rows of one sequence among the P rows of a step whose hidden states are needed.
+    """Rows of one sequence whose hidden states are needed, for an embedding or for log-probabilities of prompt tokens.
 
-    The hidden states are either summed for an embedding, or become log-probabilities of prompt tokens.
+    A step has a list of these objects. P is the number of rows of the whole list.
 
     Attributes:
         sequence: id of the sequence.
-        count: number of rows. They follow the rows of the previous `HiddenRows` of the step.
-        followers: int32 [count], the prompt token after each row, whose log-probability is needed; None for the sum.
+        count: number of rows of this sequence. The rows of the next object in the list follow.
+        followers: int32 [count], the prompt token that follows each row, whose log-probability is needed; None if the
+            hidden states are summed for an embedding.
         alternatives: number of likeliest tokens to report with each log-probability.
     """
 
@@ -80,22 +82,24 @@ class HiddenRows(msgspec.Struct, frozen=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """The input of one step. `ops.batch.Batch` describes the fields that are not described here.
+    """The input of one step. `ops.batch.Batch` describes the fields without a description here.
 
-    The step has T rows (tokens) of B sequences. S rows sample, and the hidden states of P rows are needed.
+    The step has T rows (tokens) of B sequences. The logits of S rows are needed for sampling. The hidden states of P
+    rows are needed for embeddings or prompt log-probabilities. W is the number of KV pages of the longest sequence, and
+    H the hidden size.
 
     Attributes:
-        tokens: int32 [T]. A negative token stands for an unknown token: it is an index, from the end, into the tokens
-            that the previous step samples.
+        tokens: int32 [T], token ids. A negative number is a placeholder for a token that is not known yet. It is an
+            index into the tokens that the previous step samples: -1 is the last of them.
         positions: int32 [T] or [3, T].
         slots: int32 [T].
         sample_rows: int32 [S + P].
         starts: int32 [B + 1].
         prefixes, settled, state_slots: int32 [B].
         pages: int32 [B, W].
-        hidden: the sequences to which the P rows belong.
+        hidden: the sequences to which the P rows belong, in order.
         sampling: sampling settings of the S rows; None if S is 0 or if the caller needs only logits.
-        restores, saves: int32 [N, 2], pairs (source slot, target slot) of recurrent states to copy. `restores` are
+        restores, saves: int32 [N, 2], pairs (source slot, target slot) of N recurrent states to copy. `restores` are
             copied before the step, `saves` after the step.
         bucket: size of the captured graph that computes the step; None to run without a graph.
         embeddings: float32 [E, H], inputs of the first layer that replace the embeddings of tokens.
@@ -121,28 +125,28 @@ class StepInput(msgspec.Struct, frozen=True):
 
     @property
     def pooled(self) -> int:
-        """P, the number of rows whose hidden states are needed."""
+        """P, the number of rows whose hidden states are needed for embeddings or prompt log-probabilities."""
         return sum(rows.count for rows in self.hidden)
 
     @property
     def samples(self) -> int:
-        """S, the number of rows whose logits are needed."""
+        """S, the number of rows whose logits are needed for sampling."""
         return len(self.sample_rows) - self.pooled
 
     @classmethod
     def blank(cls, bucket: Bucket) -> "StepInput":
-        """Return a step of size `bucket` in which all rows are padding."""
+        """Return the input of a step that contains only padding, with the size of `bucket`."""
         none, start = _none(), np.zeros(1, np.int32)
         return cls(none, none, none, none, start, none, none, none, np.empty((0, 1), np.int32), bucket=bucket)
 
 
 def encode(value: Any) -> bytes:
-    """Return the input or the output of a step, `StepInput` or `StepOutput`, as bytes."""
+    """Return `value`, a `StepInput` or a `StepOutput`, as msgpack bytes."""
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def decode_input(data: bytes) -> StepInput:
-    """Return the step input whose encoding by `encode` is `data`.
+    """Return the step input that `encode` has turned into the bytes `data`.
 
     Raises:
         msgspec.ValidationError: the bytes are not a step input.
@@ -157,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def array_of(_: type, value: Any) -> NDArray[Any]:
-    """Return the array that `encode` has encoded as the plain value `value`."""
+    """Return the array that `encode` has turned into `value`, a list of dtype, shape and bytes."""
     dtype, shape, data = value
     if np.dtype(dtype).hasobject:
         raise ValueError("an array of objects in a step")

@@ -13,10 +13,11 @@ class StepOutput:
     """The result of one step.
 
     Attributes:
-        tokens: one token for each row that samples; `NON_FINITE` if the row's largest logit is NaN or infinite.
-        logprobs: index in `tokens` -> log-probability, for rows that request log-probabilities.
-        hidden: sequence id -> float32 [H], the sum of hidden states, for sequences that are embedded.
-        scores: sequence id -> log-probabilities of the next prompt tokens, for sequences that request them.
+        tokens: the sampled token of each row that samples; `NON_FINITE` if the row's largest logit is NaN or infinite.
+        logprobs: log-probabilities of sampled tokens, by index in `tokens`, for rows that request them.
+        hidden: float32 [H] (H: hidden size), the sum of hidden states, by sequence id, for embedding requests.
+        scores: log-probabilities of prompt tokens that this step has computed, by sequence id, for requests that set
+            `prompt_logprobs`.
     """
 
     tokens: list[int]
@@ -26,7 +27,7 @@ class StepOutput:
 
 
 def decode_output(data: bytes) -> StepOutput:
-    """Return the step output whose encoding by `step_input.encode` is `data`.
+    """Return the step output that `step_input.encode` has turned into the bytes `data`.
 
     Raises:
         msgspec.ValidationError: the bytes are not a step output.
