@@ -45,15 +45,18 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(default)
 
 
-@pytest.fixture(scope="module", params=["auto", "int8"])
-def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> Runner:
-    """SmolLM2 on the native kernels with their own threads, with a 16-bit and an 8-bit KV cache."""
-    torch.set_num_threads(threads)
-    runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB, kv_dtype=request.param))
+@pytest.fixture(scope="module", params=[("auto", 1), ("int8", 1), ("auto", 2), ("int8", 3)], ids=str)
+def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> Iterator[Runner]:
+    """SmolLM2 on the native kernels, with a 16-bit and an 8-bit KV cache, on one and on several ranks."""
+    kv_dtype, ranks = request.param
+    torch.set_num_threads(threads if ranks == 1 else 1)
+    options = EngineOptions(kv_cache_mb=CACHE_MB, kv_dtype=kv_dtype, tensor_parallel=ranks)
+    runner = load_once(smollm2_gguf, options)
     torch.set_num_threads(1)
     if runner.ops.name != NativeOps.name:
         pytest.skip("no C compiler on this machine: plain torch serves")
-    return runner
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="module")

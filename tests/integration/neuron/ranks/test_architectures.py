@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 512,
 }
-UNEVEN = SHAPE | {"num_attention_heads": 6, "num_key_value_heads": 3}
+UNEVEN = SHAPE | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -44,8 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": SHAPE | {"model_type": "qwen2"},
     "qwen3": UNEVEN | {"model_type": "qwen3"},
     "gemma3": SHAPE | {"model_type": "gemma3_text", "sliding_window": 40, "query_pre_attn_scalar": 32},
-    "qwen3_moe": SHAPE | EXPERTS | {"model_type": "qwen3_moe"},
-    "gpt_oss": SHAPE | {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 40},
+    "qwen3_moe": SHAPE | EXPERTS | {"model_type": "qwen3_moe", "shared_expert_intermediate_size": 0},
+    "gpt_oss": SHAPE | EXPERTS | {"model_type": "gpt_oss", "num_local_experts": 8, "sliding_window": 40},
     "qwen3_5": HYBRID | {"model_type": "qwen3_5_text"},
     "qwen3_5_moe": HYBRID | EXPERTS | {"model_type": "qwen3_5_moe_text"},
     "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next"},

@@ -16,6 +16,7 @@ from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.gated_delta import convolve, gated_delta, log_decay
 from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.ops.wide import wide
 
 _ROWS_AT_ONCE = 1024  # rows of a sequence computed at once; bounds the memory of long prompts
 
@@ -137,7 +138,7 @@ class DeltaRule:
         Returns:
             [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
         """
-        inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), b.float().sigmoid())
+        inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), wide(b).sigmoid().float())
         out = torch.empty(len(mixed), *self._head_shapes[-1], device=mixed.device)
         spans = batch.span_list
         for span in spans:

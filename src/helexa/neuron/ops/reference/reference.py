@@ -23,6 +23,7 @@ from helexa.neuron.ops.protocol import MatrixStore, Ops
 from helexa.neuron.ops.ranks.exchange import Exchange
 from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups
+from helexa.neuron.ops.wide import wide
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 from helexa.neuron.weights.quantization.quantize import quantize
@@ -182,9 +183,7 @@ class ReferenceOps(Ops):
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
-        # On a CPU, the sigmoid of a float32 number depends on the number of elements. MPS has no float64.
-        wide = gate.float() if self.device.type == "mps" else gate.double()
-        return out.add_(x * wide.sigmoid().to(x.dtype))
+        return out.add_(x * wide(gate).sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
