@@ -18,7 +18,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.engine.ipc.messages import DEBUG_FAULT, PLAN_LOG, Activations, EngineOptions, PrefixReuse, StepTiming
-from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.ops.constants import MAX_RANKS, Kernels
 
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
@@ -149,6 +149,8 @@ class TorchConfig(Section):
             device.
         max_prefill_beside_decode: maximum number of prefill tokens in a step that also decodes other sequences.
             Default: 128, or 2048 on a CUDA device, where the measured prefill time may lower the number further.
+        tensor_parallel: number of processes (ranks) that compute a model together, if the load request does not name a
+            number. Only CPUs support more than one rank.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -172,6 +174,7 @@ class TorchConfig(Section):
     speculation_max_sequences: int = Field(default=4, ge=0)
     graphs: bool = True
     overlap: bool | None = None
+    tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
     step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)

@@ -16,7 +16,8 @@ import torch
 
 from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, KernelSurvey
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.device import DeviceError, physical_cores, usable_device
+from helexa.neuron.engine.loading.device import DeviceError, usable_device
+from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
 
 

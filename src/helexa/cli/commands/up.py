@@ -48,6 +48,7 @@ def up(
     port: Port = 31313,
     metrics_port: Port = 31314,
     neuron_port: Port = 13131,
+    tensor_parallel: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=64))] = 1,
     api_key: str | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     verbose: Annotated[bool, Parameter(negative="")] = False,
@@ -62,6 +63,7 @@ def up(
         port: Port of the gateway.
         metrics_port: Port of the gateway's metrics.
         neuron_port: Port of the neuron.
+        tensor_parallel: Number of processes that compute each model together on the machine's CPUs.
         api_key: Key that clients must send. Default with a --host that other machines can reach: a generated key.
         insecure: Allow every client that can reach --host to use the gateway without a key.
         verbose: Show the logs of both servers.
@@ -82,7 +84,7 @@ def up(
     logs.mkdir(parents=True, exist_ok=True)
     if key is None and not insecure and not is_loopback(host):
         key = generated_key(folder)
-    config = LocalConfig(models, host, port, metrics_port, neuron_port, key)
+    config = LocalConfig(models, host, port, metrics_port, neuron_port, key, tensor_parallel)
     neuron, cortex = config.write(folder)
 
     with Stack(config.environment(os.environ), verbose) as stack:

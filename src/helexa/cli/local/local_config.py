@@ -61,6 +61,7 @@ class LocalConfig:
         neuron_port: port of the node.
         api_key: the only API key that the gateway accepts. It has the role admin. None allows every client without a
             key.
+        tensor_parallel: number of processes that compute each model together.
     """
 
     models: tuple[LocalModel, ...]
@@ -69,6 +70,7 @@ class LocalConfig:
     metrics_port: int
     neuron_port: int
     api_key: str | None = field(default=None, repr=False)
+    tensor_parallel: int = 1
 
     @property
     def gateway_url(self) -> str:
@@ -98,9 +100,11 @@ class LocalConfig:
             "insecure": self.is_open,
             "poll_interval_secs": 1.0,
         }
+        harness = {"tensor_parallel": self.tensor_parallel}
         ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # separate for each folder
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
+            + ("" if self.tensor_parallel == 1 else f"\n[harness.torch]\n{_keys(harness)}")
             + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
             encoding="utf-8",
         )

@@ -9,7 +9,7 @@ import psutil
 
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.fit import divide
-from helexa.neuron.hardware.host_memory import own_bytes
+from helexa.neuron.hardware.host_memory import engine_bytes
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class MemoryBook:
         started_at: Callable[[int], float | None] | None = None,
     ) -> None:
         self._reserve = reserve
-        self._private_bytes = private_bytes or own_bytes
+        self._private_bytes = private_bytes or engine_bytes
         self._started_at = started_at or _start_time_of
         self._holdings: dict[int, _Holding] = {}
 

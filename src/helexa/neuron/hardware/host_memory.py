@@ -43,6 +43,20 @@ def own_bytes(pid: int) -> int | None:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
+def engine_bytes(pid: int) -> int | None:
+    """Return `own_bytes` of an engine process and of the processes that it has started, such as further ranks."""
+    own = own_bytes(pid)
+    return None if own is None else own + sum(own_bytes(child) or 0 for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that the main thread of the process `pid` has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def _own_group() -> str:
     """Return the path of this process's control group below the root group; empty if unknown."""
     try:

@@ -5,7 +5,7 @@ import difflib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
+from helexa.neuron.hardware.cores import usable_cpus
 from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
@@ -316,15 +317,15 @@ class Registry:
         if spec.harness not in _HARNESSES:
             raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
         devices = spec.devices or []
-        if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
-            raise HelexaError(
-                "this node runs each model on one device; tensor_parallel and devices must not request more"
-            )
         # Gateways also send device indices to nodes without accelerators.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
         if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
             raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
-        return self._harness.engine_options(chosen)
+        options = self._harness.engine_options(chosen)
+        if spec.tensor_parallel is not None:
+            options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
+        _check_ranks(options, devices)
+        return options
 
     def _refuse_while_draining(self) -> None:
         if self._draining:
@@ -335,6 +336,24 @@ class Registry:
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded models: {', '.join(near)}" if near else "no model is loaded")
+
+
+def _check_ranks(options: EngineOptions, devices: Sequence[int]) -> None:
+    """Raise a HelexaError if this node cannot run the number of ranks that the options request.
+
+    Args:
+        devices: device indices in the load request.
+    """
+    ranks = options.tensor_parallel
+    if ranks < 1:
+        raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
+    if options.device == "cpu":
+        if ranks > usable_cpus():
+            raise HelexaError(f"tensor_parallel is {ranks}, but this node has {usable_cpus()} CPUs")
+    elif ranks > 1 or len(devices) > 1:
+        raise HelexaError(
+            f"this node runs each model on one GPU; tensor_parallel = {ranks} is possible only with device = 'cpu'"
+        )
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:

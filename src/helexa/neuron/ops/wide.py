@@ -1,12 +1,13 @@
 """Float64 for functions whose float32 results depend on the number of elements."""
 
+import torch
 from torch import Tensor
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return a tensor as float64, whose functions round alike for any number of elements; MPS has only float32.
+def wide(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of `device` as float64, whose functions round alike for any number of elements; MPS has only float32.
 
     On a CPU, vector and scalar instructions compute the exponential of a float32 number differently. The number of
     elements, and therefore the number of heads on this rank, decides which instructions compute an element.
     """
-    return x.float() if x.device.type == "mps" else x.double()
+    return x.float() if device.type == "mps" else x.double()

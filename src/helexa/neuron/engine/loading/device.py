@@ -1,15 +1,14 @@
 """Chooses the device, the kernels and the quantization policy of an engine."""
 
 import logging
-import os
 from typing import Any
 
-import psutil
 import torch
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.memory_request import free_memory
+from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint
@@ -88,9 +87,3 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
 def threads_per_rank(options: EngineOptions) -> int:
     """Return the number of CPU threads of each rank of an engine."""
     return options.threads or max(physical_cores() // options.tensor_parallel, 1)
-
-
-def physical_cores() -> int:
-    """Return the number of physical CPU cores, or the number of CPUs that this process may use if this is smaller."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

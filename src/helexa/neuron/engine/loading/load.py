@@ -147,7 +147,9 @@ class _Build:
         """Return the memory request of all ranks together."""
         with self._invalid_configuration():
             estimate = estimate_memory(self.checkpoint, self.architecture, self._config, self.ops, self.policy)
-        return memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
+        request = memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
+        processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
+        return msgspec.structs.replace(request, step=request.step + processes)
 
     def model(self, on_progress: Callable[[int, int], None]) -> Decoder:
         """Read the weights and return the model."""

@@ -138,7 +138,7 @@ class DeltaRule:
         Returns:
             [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
         """
-        inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), wide(b).sigmoid().float())
+        inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), wide(b, self._device).sigmoid().float())
         out = torch.empty(len(mixed), *self._head_shapes[-1], device=mixed.device)
         spans = batch.span_list
         for span in spans:

@@ -42,7 +42,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state:
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """Apply the gated delta rule token by token. The module docstring defines the arguments and the result."""
-    q, k, v, decay, beta = _by_head(q, k, v, wide(g).exp(), beta)  # [B * Hv, T, width]
+    q, k, v, decay, beta = _by_head(q, k, v, wide(g, g.device).exp(), beta)  # [B * Hv, T, width]
     flat = state.view(-1, *state.shape[2:])
     out = torch.empty_like(v)
     for token in range(v.shape[1]):
@@ -116,7 +116,7 @@ def log_decay(a: Tensor, rate: Tensor, bias: Tensor) -> Tensor:
         rate: [Hv].
         bias: [Hv].
     """
-    return F.softplus(wide(a) + bias).mul_(-rate).float()
+    return F.softplus(wide(a, a.device) + bias).mul_(-rate).float()
 
 
 def _unit(x: Tensor) -> Tensor:

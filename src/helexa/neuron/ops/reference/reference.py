@@ -183,7 +183,7 @@ class ReferenceOps(Ops):
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
-        return out.add_(x * wide(gate).sigmoid().to(x.dtype))
+        return out.add_(x * wide(gate, self.device).sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
