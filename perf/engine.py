@@ -1,7 +1,7 @@
 """Measure the engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
 
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
-           [--dtype auto] [--activations auto] [--kv-dtype auto]
+           [--dtype auto] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). A decode
 row starts with 64 tokens of context, or with the number after the colon, and runs 64 greedy steps, including scheduler
@@ -94,6 +94,10 @@ class Engine:
             self._step(scheduler)
         return row.context / (time.perf_counter() - begin)
 
+    def close(self) -> None:
+        """End the processes of further ranks."""
+        self._runner.close()
+
     def _start(self, sequences: int, length: int) -> Scheduler:
         scheduler = Scheduler(self._options, PagePool(self._runner.facts.kv_pages, PAGE_SIZE))
         greedy = SamplingParams(temperature=0)
@@ -126,8 +130,9 @@ def main() -> None:
     command.add_argument("--dtype", default="auto")
     command.add_argument("--activations", default="auto")
     command.add_argument("--kv-dtype", default="auto")
+    command.add_argument("--tensor-parallel", type=int, default=1, help="ranks, each with --threads threads")
     arguments = command.parse_args()
-    wanted = {name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads")}
+    wanted = {name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads", "tensor_parallel")}
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
@@ -137,6 +142,7 @@ def main() -> None:
     engine.decode(Row.parse("decode@1"))  # warm up
     for row in arguments.rows:
         engine.measure(row)
+    engine.close()
 
 
 if __name__ == "__main__":

@@ -207,10 +207,12 @@ def _load_rank_0(
         on_progress(sum(read) // len(read), total)
 
     model = build.model(lambda done, _: on_rank_progress(0, done))
+    step_bytes = ops.step_bytes
     if others is not None:
-        weight_bytes = [ops.step_bytes, *others.wait_until_loaded(on_rank_progress)]
-        for rank, size in enumerate(weight_bytes):
-            _log.info("rank %d of %d: %.1f MiB of weights per step", rank, len(weight_bytes), size / 2**20)
+        bytes_by_rank = [step_bytes, *others.wait_until_loaded(on_rank_progress)]
+        for rank, size in enumerate(bytes_by_rank):
+            _log.info("rank %d of %d: %.1f MiB of weights", rank, len(bytes_by_rank), size / 2**20)
+        step_bytes = sum(bytes_by_rank)
         ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
         on_progress(total, total)
     parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())
@@ -223,7 +225,7 @@ def _load_rank_0(
         context_length=min(request.context, grant.pages * PAGE_SIZE),
         parameters=parameters,
         weight_bytes=total,
-        step_bytes=ops.step_bytes,
+        step_bytes=step_bytes,
         token_bytes=request.page // PAGE_SIZE,
         kv_bytes=grant.pages * request.page,
         kv_pages=grant.pages,
