@@ -122,6 +122,42 @@ def doctor(
         raise SystemExit(1)
 
 
+@app.command
+def smoke(
+    model: str = "helexa/small",
+    *,
+    ranks: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))] = 2,
+    config: ConfigPath = None,
+) -> None:
+    """Test whether this machine can divide a model among several processes (tensor parallelism).
+
+    The test verifies and times the exchanges between the processes, compares 16 tokens with those of one process, and
+    kills one process. The last line is status=ok or status=failed. Exit code 1 means that a part of the test failed.
+
+    Parameters
+    ----------
+    model
+        The model to divide: an id, org/name, pypi:package or a path.
+    ranks
+        Number of processes.
+    config
+        The neuron.toml with the engine's options.
+    """
+    import asyncio
+
+    from helexa.neuron.config import read_config
+    from helexa.neuron.smoke import smoke as run_smoke
+
+    settings = read_config(config)
+    _prepare_engines(settings)
+    try:
+        asyncio.run(run_smoke(settings, model, ranks, lambda line: print(line, flush=True)))
+    except HelexaError:
+        print("status=failed", flush=True)
+        raise
+    print(f"status=ok ranks={ranks}", flush=True)
+
+
 def _prepare_engines(settings: "NeuronConfig") -> None:
     """Set `$HELEXA_CACHE` to the configured cache folder, if there is one. Engine processes inherit the variable."""
     from helexa.neuron.cache_folder import cache_root

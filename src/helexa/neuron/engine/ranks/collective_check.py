@@ -1,0 +1,106 @@
+"""Verifies and times the exchanges between ranks; `neuron smoke` starts this module as a separate process.
+
+    python -m helexa.neuron.engine.ranks.collective_check RANKS
+
+The process starts the other ranks, and prints a list of `CollectiveResult` in JSON.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import torch
+
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.connect import exchange_for
+from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.ops.ranks.shared_memory import SharedMemory
+from helexa.neuron.ops.ranks.shares import Shares
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.smoke import CollectiveResult
+
+_COLUMNS = 1536
+_ROWS = (1, 16, 512)
+_TIMES = 50
+_SECONDS = 30.0
+
+
+def check(group: RankGroup, memory_fd: int, rendezvous: Path) -> Iterator[CollectiveResult]:
+    """Run all collectives on this rank, and yield their results. All ranks must call this function.
+
+    Args:
+        memory_fd: descriptor from `SharedMemory.create`.
+        rendezvous: path of a file that does not exist yet, at which the ranks meet.
+    """
+    torch.set_num_threads(1)
+    for name, ops in _kernels():
+        ops.ranks = group
+        ops.connect(exchange_for(ops, group, memory_fd, rendezvous, _SECONDS))
+        shares = Shares.split(_COLUMNS, group.count, group.rank, 16)
+        for rows in _ROWS:
+            whole = torch.arange(rows * _COLUMNS, dtype=torch.float32).view(rows, _COLUMNS)
+            own = whole[:, shares.own.start : shares.own.stop].contiguous()
+            verified = torch.equal(ops.gather(own, shares), whole)
+            seconds = [_timed(ops, own, shares) for _ in range(_TIMES)]
+            yield CollectiveResult("gather", name, whole.nbytes, verified, median(seconds) * 1e6)
+            total = whole * (group.count * (group.count + 1) // 2)
+            verified = torch.equal(ops.sum_ranks(whole * (group.rank + 1)), total)
+            yield CollectiveResult("sum", name, whole.nbytes, verified, None)
+
+
+def _kernels() -> Iterator[tuple[str, Ops]]:
+    try:
+        yield "shared memory", NativeOps(native_kernels(), 1)
+    except Unavailable:
+        pass
+    yield "gloo", ReferenceOps(torch.device("cpu"), torch.float32)
+
+
+def _timed(ops: Ops, own: torch.Tensor, shares: Shares) -> float:
+    begin = time.perf_counter()
+    ops.gather(own, shares)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Run the check as rank 0, or as the rank that rank 0 has started."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--memory-fd", type=int)
+    parser.add_argument("--rendezvous", type=Path)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        for _ in check(RankGroup(arguments.rank, arguments.ranks), arguments.memory_fd, arguments.rendezvous):
+            pass
+        return
+    memory_fd = SharedMemory.create()
+    with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
+        rendezvous = Path(folder) / "store"
+        others = [_start(rank, arguments.ranks, memory_fd, rendezvous) for rank in range(1, arguments.ranks)]
+        try:
+            results = list(check(RankGroup(0, arguments.ranks), memory_fd, rendezvous))
+        finally:
+            for other in others:
+                other.kill()
+    sys.stdout.write(msgspec.json.encode(results).decode())
+
+
+def _start(rank: int, ranks: int, memory_fd: int, rendezvous: Path) -> subprocess.Popen[bytes]:
+    arguments = ["--rank", str(rank), "--memory-fd", str(memory_fd), "--rendezvous", str(rendezvous)]
+    command = [sys.executable, "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks), *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT | os.environ, pass_fds=(memory_fd,))
+
+
+if __name__ == "__main__":
+    main()
