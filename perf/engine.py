@@ -132,7 +132,9 @@ def main() -> None:
     command.add_argument("--kv-dtype", default="auto")
     command.add_argument("--tensor-parallel", type=int, default=1, help="ranks, each with --threads threads")
     arguments = command.parse_args()
-    wanted = {name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads", "tensor_parallel")}
+    wanted = {
+        name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads", "tensor_parallel")
+    }
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:

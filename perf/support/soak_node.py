@@ -22,6 +22,7 @@ STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
 _PATIENCE_SECONDS = 300.0
 _ENGINE = "helexa.neuron.engine.process"
+_RANK = "helexa.neuron.engine.ranks.rank_main"
 
 
 class SoakNode:
@@ -31,11 +32,14 @@ class SoakNode:
         path: path of the model's file.
         model: id of the model in requests.
         url: base URL of the node.
+
+    Args:
+        ranks: number of processes that compute the model together.
     """
 
     model = "soak/first"
 
-    def __init__(self, path: Path, folder: Path) -> None:
+    def __init__(self, path: Path, folder: Path, ranks: int = 1) -> None:
         self.path = path
         self._folder = folder
         port = free_port()
@@ -45,7 +49,7 @@ class SoakNode:
             f'host = "127.0.0.1"\nport = {port}\n'
             f'[[default_models]]\nmodel_id = "{self.model}"\nsource = "file:{path.absolute()}"\n'
             f"[recovery]\nstep_timeout_secs = {STEP_SECONDS}\nmax_restarts = 1000\n"
-            "[harness.torch]\nkv_cache_mb = 128\n"
+            f"[harness.torch]\nkv_cache_mb = 128\ntensor_parallel = {ranks}\n"
         )
         self._environ = os.environ | {"NEURON_DEBUG_FAULT": ",".join(f"{kind}@file={folder / kind}" for kind in STRUCK)}
         self._command = [sys.executable, "-m", "helexa.neuron", "--config", str(config)]
@@ -88,6 +92,10 @@ class SoakNode:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while order.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes of the engine's ranks; the engine process itself is rank 0."""
+        return [process for process in self._family() if _ENGINE in process.cmdline() or _RANK in process.cmdline()]
 
     def figures(self) -> tuple[float, float, int, int]:
         """Measure the node's resources.

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -59,10 +60,8 @@ def check(group: RankGroup, memory_fd: int, rendezvous: Path) -> Iterator[Collec
 
 
 def _kernels() -> Iterator[tuple[str, Ops]]:
-    try:
+    with suppress(Unavailable):
         yield "shared memory", NativeOps(native_kernels(), 1)
-    except Unavailable:
-        pass
     yield "gloo", ReferenceOps(torch.device("cpu"), torch.float32)
 
 

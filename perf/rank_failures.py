@@ -1,0 +1,152 @@
+"""Kill and stop random ranks of a tensor-parallel engine under load, and check that the node recovers each time.
+
+usage: python perf/rank_failures.py [--model MODEL] [--ranks 2] [--kills 50] [--hangs 20] [--streams 8] [--seed 1]
+
+The node is a separate process. Clients stream greedy responses without a pause and repeat a request that failed. Each
+fault strikes one random rank: SIGKILL, or SIGSTOP, which the node detects because the engine makes no progress for 2
+seconds. The script prints a JSON line per fault, then the results. The exit code is 1 if a check failed:
+
+    back        after each fault a request succeeds, and no process of the struck engine is left
+    answers     every completed response equals the response before the first fault
+    leaks       at the end, all KV pages are free
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import aiohttp
+import psutil
+from support.local_model import local_path
+from support.servers import client_session, get
+from support.soak_node import SoakNode
+
+TOKENS = 48
+BACK_SECONDS = 120.0
+PAUSE_SECONDS = 1.0
+
+
+async def complete(session: aiohttp.ClientSession, node: SoakNode, number: int) -> str | None:
+    """Return the response to prompt `number`; None if the node returned an error or the stream failed."""
+    body = {
+        "model": node.model,
+        "prompt": f"Story number {number}, told by an old sailor:",
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    text = ""
+    try:
+        async with session.post(f"{node.url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                return None
+            async for line in response.content:
+                if line == b"data: [DONE]\n":
+                    return text
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return None
+                    text += "".join(choice["text"] for choice in event["choices"])
+    except aiohttp.ClientError:
+        pass
+    return None
+
+
+async def stream_forever(
+    session: aiohttp.ClientSession, node: SoakNode, number: int, expected: str, results: dict[str, int]
+) -> None:
+    """Repeat request `number`, and count its responses by kind in `results`."""
+    while True:
+        text = await complete(session, node, number)
+        kind = "failed" if text is None else "equal" if text == expected else "different"
+        results[kind] += 1
+        if text is None:
+            await asyncio.sleep(0.1)
+
+
+async def strike(session: aiohttp.ClientSession, node: SoakNode, fault: signal.Signals) -> dict[str, float | int | str]:
+    """Send a signal to a random rank, wait until a request succeeds in the next engine, and return the times."""
+    processes = node.ranks()
+    victim = random.choice(processes)
+    begin = time.monotonic()
+    victim.send_signal(fault)
+    ended = asyncio.to_thread(psutil.wait_procs, processes, BACK_SECONDS)
+    _, alive = await ended
+    detected = time.monotonic() - begin
+    async with asyncio.timeout(BACK_SECONDS):
+        while await complete(session, node, 0) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return {
+        "fault": fault.name,
+        "rank": processes.index(victim),
+        "ended_s": round(detected, 2),
+        "back_s": round(time.monotonic() - begin, 2),
+        "left": len(alive),
+    }
+
+
+async def run(arguments: argparse.Namespace, folder: Path) -> bool:
+    faults = [signal.SIGKILL] * arguments.kills + [signal.SIGSTOP] * arguments.hangs
+    random.shuffle(faults)
+    with SoakNode(local_path(arguments.model), folder, arguments.ranks) as node:
+        async with client_session() as session:
+            await node.ready(session)
+            expected = [await complete(session, node, number) for number in range(arguments.streams)]
+            assert all(expected), "the node does not answer"
+            results = {"equal": 0, "different": 0, "failed": 0}
+            clients = [
+                asyncio.create_task(stream_forever(session, node, number, text or "", results))
+                for number, text in enumerate(expected)
+            ]
+            records = []
+            for fault in faults:
+                await asyncio.sleep(PAUSE_SECONDS)
+                records.append(await strike(session, node, fault))
+                print(json.dumps(records[-1]), flush=True)
+            for client in clients:
+                client.cancel()
+                with suppress(asyncio.CancelledError):
+                    await client
+            await asyncio.sleep(PAUSE_SECONDS)
+            health = await get(session, f"{node.url}/health")
+            pages = [(model["kv_pages_free"], model["kv_pages_total"]) for model in health["models"]]
+    summary = {
+        fault.name: {
+            key: [min(values), median(values), max(values)]
+            for key in ("ended_s", "back_s")
+            if (values := [float(record[key]) for record in records if record["fault"] == fault.name])
+        }
+        for fault in (signal.SIGKILL, signal.SIGSTOP)
+    }
+    leaks = any(free != total for free, total in pages)
+    left = sum(int(record["left"]) for record in records)
+    print(json.dumps({"responses": results, "min_median_max": summary, "processes_left": left, "kv_pages": pages}))
+    return not (leaks or left or results["different"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="helexa/small")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--hangs", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        passed = asyncio.run(run(arguments, Path(folder)))
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
