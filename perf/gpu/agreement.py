@@ -42,7 +42,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
-from helexa.neuron.engine.sampling.sampler import uniforms
+from helexa.neuron.engine.sampling.step_sampler import uniforms
 from helexa.neuron.weights.quantization.quant_form import FORMS
 from helexa.neuron.weights.quantization.quantize import quantize
 

@@ -5,10 +5,10 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from math import ceil, inf
+from math import inf
 
 from helexa.core.catalogue import Catalogue
-from helexa.core.errors import ApiError, HelexaError, internal_error, service_unavailable, shutting_down
+from helexa.core.errors import ApiError, HelexaError, internal_error, shutting_down
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
@@ -18,6 +18,7 @@ from helexa.cortex.lifecycle.evictor import expired_models
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
+from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
 from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
 from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
 from helexa.cortex.lifecycle.placement import Cold, Hold
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 HOLD_SECS = 0.1  # interval between decisions while a load waits for its start
 REST_SECS = 5.0  # longest interval between decisions otherwise
-RETRY_UNKNOWN = 10
-MAX_RETRY_SECS = 3600
 _UNLOAD_BACKOFF_SECS = 60.0
 
 ModelCallback = Callable[[str, str], None]
@@ -94,20 +93,13 @@ class Lifecycle:
         if pending is None:
             pending, is_first = PendingLoad(model), True
             self._pending[model] = pending
-        wait_limit_secs = self._gateway.load_wait_secs
         try:
             with pending.waiting(waiting):
                 if is_first:  # later requests for the same model join the pending load
                     self._decide()
                     self._wake.set()
-                remaining = waiting.enqueued + wait_limit_secs - self._clock()
-                eta = self._eta(pending)
-                if not pending.outcome.done() and eta is not None and eta > 2 * max(remaining, 1.0):
-                    raise self._timeout_error(pending)
-                async with asyncio.timeout(max(0.0, remaining)):
-                    return await asyncio.shield(pending.outcome)
-        except TimeoutError:
-            raise self._timeout_error(pending) from None
+                remaining = waiting.enqueued + self._gateway.load_wait_secs - self._clock()
+                return await wait_until_loaded(pending, remaining, lambda: self._eta(pending))
         finally:
             self._drop_if_unused(pending)
 
@@ -251,12 +243,6 @@ class Lifecycle:
             return None
         usual_secs = self.snapshot().measured_load_secs(pending.hold.node, pending.model)
         return max(0.0, pending.hold.until - self._clock()) + (usual_secs or 0.0)
-
-    def _timeout_error(self, pending: PendingLoad) -> ApiError:
-        eta = self._eta(pending)
-        retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
-        state = "is still loading" if pending.job is not None else "still waits for memory"
-        return service_unavailable(f"model '{pending.model}' {state}", retry_after)
 
     def _unload_idle(self) -> None:
         """Start to unload the models that were idle for `idle_ttl_secs`."""

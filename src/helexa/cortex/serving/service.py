@@ -10,8 +10,8 @@ from helexa.core.fleet import Limit
 from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.limits import Pass
 from helexa.cortex.fleet.fleet_view import FleetView
-from helexa.cortex.forwarding.load_wait import wait_for_load
 from helexa.cortex.forwarding.proxy import NoResponse, Settle
+from helexa.cortex.forwarding.sse_keep_alive import wait_for_load
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import Reply

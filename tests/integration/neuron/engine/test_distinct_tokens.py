@@ -7,7 +7,7 @@ import torch
 
 from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.sampling.step_sampler import launch
 from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.scheduling.overlap import foreseeable
 from helexa.neuron.engine.scheduling.plan import PlanEntry

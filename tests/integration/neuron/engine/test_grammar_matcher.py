@@ -20,7 +20,7 @@ from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_o
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.sampling.step_sampler import launch
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry

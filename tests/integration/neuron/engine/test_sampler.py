@@ -8,7 +8,7 @@ import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows, sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.sampling.sampler import Refused, launch, uniforms
+from helexa.neuron.engine.sampling.step_sampler import Refused, launch, uniforms
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import NON_FINITE

@@ -16,7 +16,7 @@ from cortex.anthropic.openai_stream import (
 )
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.forwarding import load_wait
+from helexa.cortex.forwarding import sse_keep_alive
 
 
 async def test_node_error_keeps_its_status_and_retry_after(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
@@ -127,8 +127,8 @@ async def test_disconnect_cancels_the_node_request(
 @pytest.fixture
 async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
     """A gateway that must load `Org/Cold` first and sends pings at once."""
-    monkeypatch.setattr(load_wait, "KEEP_ALIVE_AFTER_SECS", 0.01)
-    monkeypatch.setattr(load_wait, "KEEP_ALIVE_SECS", 0.01)
+    monkeypatch.setattr(sse_keep_alive, "KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr(sse_keep_alive, "KEEP_ALIVE_SECS", 0.01)
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
         yield cortex
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cortex.anthropic import sse_events
 from cortex.anthropic.openai_stream import DONE, calls, delta, finish, usage
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.responses.response import to_message
+from helexa.cortex.anthropic.responses.response import as_json, to_message
 from helexa.cortex.anthropic.responses.stream import MessageStream
 
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
@@ -68,6 +68,12 @@ def test_invalid_tool_call_becomes_text(arguments: str) -> None:
     (block,) = message["content"]
     assert orjson.loads(block["text"]) == {"name": "Bash", "arguments": arguments}
     assert message["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("number", [-(2**63) - 1, 2**64, 10**30])
+def test_tool_call_keeps_integers_of_more_than_64_bits(number: int) -> None:
+    message = translated({"content": None, "tool_calls": [call("f", json.dumps({"n": number}))]}, "tool_calls")
+    assert json.loads(as_json(message))["content"][0]["input"] == {"n": number}
 
 
 def test_finish_reason_becomes_a_stop_reason() -> None:

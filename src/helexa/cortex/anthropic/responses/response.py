@@ -1,7 +1,8 @@
 """Translates a non-streaming chat completion to a message of the Messages API."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import orjson
 
@@ -65,7 +66,11 @@ def as_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise malformed(str(error)) from None
+        problem = str(error)
+    try:  # orjson does not write integers of more than 64 bits
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (RecursionError, TypeError, ValueError):
+        raise malformed(problem) from None
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
@@ -76,10 +81,14 @@ def reasoning(message: Mapping[str, Any]) -> Any:
 def parse_arguments(text: str) -> dict[str, Any] | None:
     """Parse the arguments of a tool call. Return `{}` for empty text, and None if `text` is not a JSON object."""
     try:
-        arguments = orjson.loads(text) if text.strip() else {}
-    except orjson.JSONDecodeError:
+        arguments = json.loads(text, parse_constant=_reject_constant) if text.strip() else {}  # exact for any integer
+    except (RecursionError, ValueError):
         return None
     return arguments if isinstance(arguments, dict) else None
+
+
+def _reject_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not JSON")
 
 
 def call_as_text(name: str, arguments: str) -> str:

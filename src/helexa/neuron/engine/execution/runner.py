@@ -14,7 +14,7 @@ from helexa.neuron.engine.execution.step_buffers import StepBuffers
 from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_sums
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.sampling.logprobs import Logprobs
-from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.sampling.step_sampler import launch
 from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, ScoresReadback, begin_scores
 from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import Int32, StepInput, int32

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.sampling.logprobs import Logprobs
-from helexa.neuron.engine.sampling.sampler import Refused, Sampled
+from helexa.neuron.engine.sampling.step_sampler import Refused, Sampled
 from helexa.neuron.engine.step.prompt_scores import ScoresReadback
 from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import HiddenRows
