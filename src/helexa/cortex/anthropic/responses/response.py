@@ -66,11 +66,9 @@ def as_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        problem = str(error)
-    try:  # orjson does not write integers of more than 64 bits
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (RecursionError, TypeError, ValueError):
-        raise malformed(problem) from None
+        if "64-bit" not in str(error):
+            raise malformed(str(error)) from None
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # writes integers of any size
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
