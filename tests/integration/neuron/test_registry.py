@@ -191,8 +191,9 @@ async def test_failed_load_leaves_nothing_and_can_be_repeated(registry: Registry
     ("fields", "words"),
     [
         ({"harness": "other"}, "unknown harness 'other'"),
-        ({"tensor_parallel": 2}, "one device"),
-        ({"devices": [0, 1]}, "one device"),
+        ({"tensor_parallel": 0}, "tensor_parallel is 0, expected at least 1"),
+        ({"tensor_parallel": 9999}, "tensor_parallel is 9999, but this node has"),
+        ({"devices": [0, 1]}, "the request names 2 devices, but tensor_parallel is 1"),
     ],
 )
 async def test_impossible_load_request_is_rejected(registry: Registry, tmp_path: Path, fields: dict, words: str):

@@ -347,12 +347,13 @@ def _check_ranks(options: EngineOptions, devices: Sequence[int]) -> None:
     ranks = options.tensor_parallel
     if ranks < 1:
         raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
-    if options.device == "cpu":
-        if ranks > usable_cpus():
-            raise HelexaError(f"tensor_parallel is {ranks}, but this node has {usable_cpus()} CPUs")
-    elif ranks > 1 or len(devices) > 1:
+    if len(devices) > ranks:
+        raise HelexaError(f"the request names {len(devices)} devices, but tensor_parallel is {ranks}")
+    if options.device == "cpu" and ranks > usable_cpus():
+        raise HelexaError(f"tensor_parallel is {ranks}, but this node has {usable_cpus()} CPUs")
+    if options.device != "cpu" and ranks > 1:
         raise HelexaError(
-            f"this node runs each model on one GPU; tensor_parallel = {ranks} is possible only with device = 'cpu'"
+            f"tensor_parallel is {ranks}, but this node can divide models only among CPU processes, not among GPUs"
         )
 
 
