@@ -5,7 +5,7 @@ import difflib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +22,10 @@ from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
-from helexa.neuron.hardware.cores import usable_cpus
 from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.rank_check import check_ranks
 from helexa.neuron.lifecycle.recovery import Restarts
 from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.processes import heap
@@ -324,7 +324,7 @@ class Registry:
         options = self._harness.engine_options(chosen)
         if spec.tensor_parallel is not None:
             options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
-        _check_ranks(options, devices)
+        check_ranks(options, devices)
         return options
 
     def _refuse_while_draining(self) -> None:
@@ -336,25 +336,6 @@ class Registry:
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded models: {', '.join(near)}" if near else "no model is loaded")
-
-
-def _check_ranks(options: EngineOptions, devices: Sequence[int]) -> None:
-    """Raise a HelexaError if this node cannot run the number of ranks that the options request.
-
-    Args:
-        devices: device indices in the load request.
-    """
-    ranks = options.tensor_parallel
-    if ranks < 1:
-        raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
-    if len(devices) > ranks:
-        raise HelexaError(f"the request names {len(devices)} devices, but tensor_parallel is {ranks}")
-    if options.device == "cpu" and ranks > usable_cpus():
-        raise HelexaError(f"tensor_parallel is {ranks}, but this node has {usable_cpus()} CPUs")
-    if options.device != "cpu" and ranks > 1:
-        raise HelexaError(
-            f"tensor_parallel is {ranks}, but this node can divide models only among CPU processes, not among GPUs"
-        )
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
