@@ -130,17 +130,18 @@ class ModelText:
     def prompt_and_turn_start(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> tuple[list[int], int]:
-        """Return the prompt, and the length of a prefix of the prompt that does not depend on the last user message.
+        """Return the prompt, and the number of tokens at its beginning that do not depend on the last user message.
 
-        To find the prefix, the method renders a second conversation and returns the common prefix of both prompts. The
-        second conversation has another text in the last user message and no messages after it. Its prompt keeps the
-        last user message, because templates omit reasoning that precedes the last user message. Without this message,
-        the two prompts would already differ at earlier reasoning. The last common token is not counted, because it may
-        contain the first characters of the user message.
+        To find these tokens, the method renders a second conversation, which ends with another text as the last user
+        message. It then counts the tokens that both prompts have in common at the beginning. The last common token
+        does not count, because it may contain the first characters of the user message.
+
+        The second conversation needs a last user message. Templates omit reasoning before the last user message, so
+        without this message the prompts would already differ at earlier reasoning.
 
         Returns:
-            The token ids of the prompt, and the number of tokens in the prefix. The number is 0 if there is no user
-            message or the template rejects the second conversation.
+            The token ids of the prompt, and the number of common tokens. The number is 0 if there is no user message or
+            the template rejects the second conversation.
 
         Raises:
             TemplateError: the template cannot render `messages`.

@@ -36,7 +36,7 @@ class OutputFormat:
 
     @property
     def separates_reasoning(self) -> bool:
-        """Whether reasoning is marked in the model's output, so that a parser can separate it from the final answer."""
+        """Whether the model's output marks reasoning. If so, a parser can separate reasoning from the final answer."""
         return self.frames_calls or self.reasoning is not None
 
     @property
@@ -56,15 +56,15 @@ class OutputFormat:
         """Return the tokens that the server inserts to end the model's reasoning and begin the final answer.
 
         Args:
-            framed: whether a grammar makes the model generate the header of the message with the final answer. In this
-                case, the returned tokens do not include this header. It has an effect only in the Harmony format.
+            framed: whether to omit the header of the message with the final answer, because a grammar makes the model
+                generate the header. Only the Harmony format has headers.
         """
         if not self.frames_calls:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
         return self._tokenizer.encode(_END + ("" if framed else _FINAL))
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
-        """Return whether `prompt` ends inside a reasoning block, so that generation continues the reasoning."""
+        """Return whether `prompt` ends inside a reasoning block. If so, the model continues the reasoning."""
         return self.reasoning is not None and self.reasoning.opened_by(self._turn(prompt))
 
     def is_over(self, prompt: Sequence[int]) -> bool:
@@ -82,7 +82,8 @@ class OutputFormat:
         Args:
             prompt: token ids of the prompt.
             tools: the tools of the request. Without tools, tool calls are not parsed, except in the Harmony format.
-            untagged: whether tool calls without the tags of the format are parsed, if the format supports this.
+            untagged: whether the parser also accepts tool calls without the format's tags. Only some formats support
+                this option.
         """
         family = self.family if tools or self.frames_calls else None
         if family is None and self.reasoning is None:
@@ -98,11 +99,11 @@ class OutputFormat:
         )
 
     def _turn(self, prompt: Sequence[int]) -> str:
-        """Return the text of the unfinished assistant message at the end of `prompt`: all text after the last marker.
+        """Return the text of the unfinished assistant message at the end of `prompt`.
 
-        A marker is an added token, such as `<|im_start|>`, which is not a reasoning marker. If there is no marker among
-        the last tokens, the start of the message is unknown. In this case, the result is the reasoning marker at the
-        very end of the prompt, or "" if there is none.
+        The message begins after the last added token, such as `<|im_start|>`. Reasoning markers do not count as added
+        tokens here. If the last `_TURN` tokens of the prompt have no added token, the start of the message is unknown.
+        The method then returns only the reasoning marker at the end of the prompt, or "" if there is none.
         """
         marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
         for index in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):

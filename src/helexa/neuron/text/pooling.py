@@ -1,7 +1,7 @@
 """Find the pooling method of an embedding model, which combines hidden states into one embedding vector.
 
-`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` uses the first position.
-The default is `mean`, which works best for generative models.
+`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` uses the first position. If
+a model's files specify no method, for example because it is a generative model, the method is `mean`.
 """
 
 from collections.abc import Mapping

@@ -29,9 +29,10 @@ _KEYS = {
 def defaults_in_directory(path: Path) -> SamplingDefaults:
     """Return the sampling parameters in the `generation_config.json` of the model directory `path`.
 
-    `"do_sample": false` means a temperature of 0, even if the file also has a temperature, as in `transformers`. If the
-    file has neither `do_sample` nor a temperature, the result has no temperature. `transformers` would not sample in
-    this case. But the file may only list end tokens, which is no recommendation about sampling.
+    As in `transformers`, `"do_sample": false` means a temperature of 0, even if the file also has a temperature.
+
+    If the file has neither `do_sample` nor a temperature, the result has no temperature. `transformers` would then
+    decode greedily. But such a file may list only end tokens, without any recommendation about sampling.
     """
     try:
         config = read_object(path / "generation_config.json")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Filter for the streamed text of one response, which ends the text before the first stop string.
+    """Cuts off the streamed text of one response before the first stop string.
 
-    The filter holds back text that may be the beginning of a stop string: always fewer characters than the longest stop
-    string has. The stop string itself is not returned. If several stop strings match, the one that ends first wins. The
+    Text that may be the beginning of a stop string is held back until more text arrives. This text is always shorter
+    than the longest stop string. If several stop strings match, the text is cut off before the one that ends first. The
     result does not depend on how the text is split into chunks.
 
     Args:

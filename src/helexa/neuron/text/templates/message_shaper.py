@@ -5,13 +5,13 @@
 * Fields with null values are omitted. Reasoning is copied to `reasoning_content` and `thinking`, as in `transformers`.
 * The arguments of tool calls are JSON text in OpenAI's format. They are converted to objects, unless the template needs
   text.
-* In a message with tool calls, null content is omitted. If the template then fails or does not render the tool call,
-  the content is null or empty text, depending on which works.
+* In a message with tool calls, null content is omitted. If the template cannot render such a message without content,
+  the content stays null. If the template cannot render null either, the content becomes empty text.
 * In a message without tool calls, null content becomes empty text.
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role.
 
-What a template needs or supports is found by rendering short test conversations with it.
+The module renders short test conversations to find out what a template needs or supports.
 """
 
 import json

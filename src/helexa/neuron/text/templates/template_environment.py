@@ -2,9 +2,8 @@
 
 The features match `transformers` (utils/chat_template_utils.py): Jinja's immutable sandbox, trimmed blocks, `break` and
 `continue`, `{% generation %}`, JSON without HTML escapes, and the functions `raise_exception(message)` and
-`strftime_now(format)`. If a template reads an attribute that the sandbox blocks, for example `__class__`, the value is
-Jinja's undefined: it prints as empty text and cannot be called. `template_process` limits the time and memory of
-templates.
+`strftime_now(format)`. The sandbox blocks attributes such as `__class__`: their value is Jinja's `Undefined` object,
+which prints as empty text and cannot be called. `template_process` limits the time and memory of templates.
 """
 
 import json

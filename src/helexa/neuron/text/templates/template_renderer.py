@@ -63,7 +63,7 @@ class TemplateRenderer:
         return frozenset(self._run(source, None).split())
 
     def close(self) -> None:
-        """End the template processes that are not rendering a template now."""
+        """End all idle template processes. A process that is rendering a template continues."""
         while (process := self._pop()) is not None:
             process.close()
 

@@ -73,7 +73,7 @@ class TemplateSources:
 def _text(path: Path) -> str | None:
     """Return the text of the file at `path`, or None if it cannot be read.
 
-    At most one character more than the length limit of templates is read.
+    Of a text longer than `MAX_SOURCE_LENGTH`, return only `MAX_SOURCE_LENGTH + 1` characters. The renderer rejects it.
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -1,8 +1,8 @@
 """Pre-tokenization rules of byte-level BPE vocabularies, by the names that GGUF files use for them.
 
 The names and most rules are those of llama.cpp (`llama-vocab.cpp`). Some rules follow the tokenizer.json of the model
-instead. They differ from llama.cpp in Unicode normalization, and in patterns that llama.cpp's regular expressions
-cannot express.
+instead, because llama.cpp's rule differs from it. llama.cpp lacks the Unicode normalization of some models, and its
+regular expressions cannot express some patterns.
 """
 
 from typing import NamedTuple
@@ -67,7 +67,7 @@ def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*
         number: pattern for numbers.
         suffix: pattern for contractions such as `'s` after a word.
         line_ends: pattern for line ends after punctuation.
-        excluded: addition to the character classes of letters, which excludes some characters from them.
+        excluded: text to append to the character classes for letters, to exclude some characters from the classes.
     """
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"

@@ -42,10 +42,12 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
 def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Return the BPE merges that correspond to the scores of the pieces in `vocabulary`, highest priority first.
 
-    SentencePiece has no list of merges: it always merges the adjacent pair whose result has the best score. Each way to
-    split a piece into two other pieces is therefore a merge, and merges are sorted by the score of the merged piece.
-    Pieces with equal scores are sorted by id. Some converters do not know the scores and write equal scores, and the
-    ids are then in the order of the merges.
+    SentencePiece has no list of merges. It merges any two adjacent pieces that together are a piece, and begins with
+    the pair whose merged piece has the highest score. The function therefore returns one merge for each way to split a
+    piece into two pieces, sorted by the score of the merged piece.
+
+    Merged pieces with equal scores are sorted by id. Converters that do not know the scores write equal scores, and
+    assign the ids in the order of the merges.
 
     Raises:
         ModelFileError: the scores are invalid, or the pieces are longer than in any real model.

@@ -101,9 +101,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of `text`.
 
-        If the text contains the text of a control token, such as `<|im_end|>`, it becomes this control token, as in
-        Hugging Face's tokenizers. Rendered chat templates need this behavior. As a consequence, a user's message can
-        contain control tokens.
+        By default, a string such as `<|im_end|>` in the text becomes the control token with this name, as in Hugging
+        Face's tokenizers. Rendered chat templates need this behavior. As a consequence, a user's message can contain
+        control tokens.
 
         Args:
             text: any text. Lone surrogates are read as U+FFFD.
