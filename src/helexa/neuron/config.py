@@ -1,8 +1,8 @@
 """The configuration file neuron.toml: address to listen on, models to load at start, and engine options.
 
 Environment variables with the prefix `NEURON_` override the file, for example `NEURON_PORT` or
-`NEURON_HARNESS__TORCH__DEVICE`. The table `[harness.torch]` and its variables may also have the former name `candle`.
-If two variables set the same option, the variable with the current name applies.
+`NEURON_HARNESS__TORCH__DEVICE`. `candle` is a former name of `torch`: the table `[harness.candle]` and variables like
+`NEURON_HARNESS__CANDLE__DEVICE` still work. If a variable is set under both names, the current name applies.
 """
 
 from collections.abc import Mapping
@@ -94,10 +94,10 @@ class AdmissionConfig(Section):
             limit. Principals get fair shares of the slots in either case.
         anon_max_in_flight: maximum number of running requests without a principal; 0 rejects all of them. Default: all
             slots, or all slots except one if there are at least eight.
-        anon_max_pending: maximum number of running and waiting requests without a principal. Default: the maximum
-            number of running and waiting requests of the model, minus one.
-        kv_max_wait_secs: maximum wait for KV cache memory, in seconds. It begins when a request is next in line for a
-            free slot but lacks memory.
+        anon_max_pending: maximum number of running and waiting requests without a principal. Default:
+            `max_in_flight + max_queue_depth - 1`.
+        kv_max_wait_secs: maximum wait for KV cache memory, in seconds. A request that is next in line for a free slot
+            waits if the KV cache lacks memory for it.
     """
 
     max_in_flight: int | None = Field(default=None, ge=1)
@@ -110,7 +110,7 @@ class AdmissionConfig(Section):
 
 
 class ContextLimitConfig(Section):
-    """Options that limit the context length of models further than their training and the KV cache size do.
+    """Additional limits on the context length of models. A model's training and its KV cache always limit it.
 
     Attributes:
         enabled: whether the measured prefill rate limits the context length.
@@ -120,8 +120,8 @@ class ContextLimitConfig(Section):
             measurement. Default: 800, or 100 on a CPU.
         activation_headroom_mb: memory that models leave free for unforeseen allocations, in MiB.
         min_free_floor_mb: memory that models leave free for other processes, in MiB.
-        output_reserve_tokens: number of tokens by which a model's prompt limit (`limit.input`) is below its context
-            limit, to leave space for the output. At most a quarter of the context limit is reserved.
+        output_reserve_tokens: number of tokens to reserve for the output, at most a quarter of the context limit.
+            A model's prompt limit (`limit.input`) is its context limit minus this reserve.
         default_output_tokens: output limit of requests that set no limit. 0: only the context length limits the output.
         max_prompt_tokens: maximum context length of all models, in tokens; 0 for no limit. The environment variable
             `NEURON_MAX_PROMPT_TOKENS` also sets this option.
@@ -148,9 +148,9 @@ class TorchConfig(Section):
         max_step_tokens: maximum number of tokens in one engine step (forward pass). Default: 512, or 2048 on a CUDA
             device.
         max_prefill_beside_decode: maximum number of prefill tokens in a step that also decodes other sequences.
-            Default: 128, or 2048 on a CUDA device, where the measured prefill time may lower the number further.
-        tensor_parallel: number of processes (ranks) that compute a model together, if the load request does not name a
-            number. Only CPUs support more than one rank.
+            Default: 128, or 2048 on a CUDA device. The engine uses fewer tokens if such a step would take too long.
+        tensor_parallel: default number of processes (ranks) that compute a model together. A load request may set
+            another number. Only CPUs support more than one rank.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -200,8 +200,8 @@ class RecoveryConfig(Section):
     Attributes:
         step_timeout_secs: seconds without progress after which an engine with running requests is treated as hung.
         load_timeout_secs: seconds without progress after which an engine that loads a model is treated as hung.
-        max_restarts: maximum number of restarts of one model's engine within the last `restart_window_secs` seconds.
-            If the engine crashes again, the model is quarantined (status `poisoned`) and rejects requests.
+        max_restarts: maximum number of restarts of one model's engine within `restart_window_secs` seconds. After one
+            more crash, the model is quarantined (status `poisoned`) and rejects requests.
     """
 
     step_timeout_secs: float = Field(default=120.0, ge=0.1)
@@ -244,8 +244,9 @@ class NeuronConfig(Section):
         api_key: key that every request except `GET /health` must have in the header `Authorization: Bearer KEY`. By
             default, no key is required.
         allowed_hosts: additional names that requests may have in the `Host` header. IP addresses, localhost, the
-            machine's name and `host` are always permitted. The node checks `Host` only if `api_key` is not set. It
-            checks all requests if `host` is a loopback address, else only requests from browsers.
+            machine's name and `host` are always permitted. The check prevents attacks by DNS rebinding. Without
+            `api_key`, the node checks all requests if `host` is a loopback address, else only requests from browsers.
+            With `api_key`, it checks none.
     """
 
     host: str = "127.0.0.1"

@@ -3,8 +3,9 @@
 A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`. If the caller requests prompt counts,
 `PromptCounted` comes before the first `OutputEvent`.
 
-If a request has several answers, the `OutputEvent` and `Finished` events of each answer are wrapped in `OfChoice`,
-which contains the answer's index. A last `Finished`, which is not wrapped, contains the total token counts.
+If a request has several answers, several runs generate them, and the events of these runs are merged into one stream.
+In this stream, the `OutputEvent` and `Finished` events are wrapped in `OfChoice`, which contains the answer's index.
+The last event is a `Finished` that is not wrapped. It contains the total token counts.
 """
 
 from typing import Literal
@@ -90,9 +91,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """All text of the answer before this event is reasoning, because the model closed a block that it had not opened.
+    """All text of the answer before this event is reasoning.
 
-    A response that is not streamed reports this text as reasoning. Text already streamed to a client stays unchanged.
+    The event occurs if the model closes a reasoning block that it did not open. A response that is not streamed reports
+    the text as reasoning. Text already streamed to a client stays unchanged.
     """
 
 

@@ -37,9 +37,9 @@ class CollectiveResult(msgspec.Struct, frozen=True):
 
     Attributes:
         operation: `gather` or `sum`.
-        transport: how the ranks exchange the numbers: `shared memory` or `gloo`.
-        size: bytes of the result.
-        verified: whether the result has the expected numbers.
+        transport: how the ranks exchange data: `shared memory` or `gloo`.
+        size: size of the result in bytes.
+        verified: whether the result has the expected values.
         median_us: median duration in microseconds; None if the exchange was not timed.
     """
 
@@ -106,7 +106,7 @@ async def _start(path: Path, options: EngineOptions, ranks: int, on_exit: Callab
 
 
 async def _tokens_of_engine(path: Path, options: EngineOptions, ranks: int) -> list[int]:
-    """Start an engine with `ranks` ranks, and return greedy tokens."""
+    """Start an engine with `ranks` ranks, let it generate tokens by greedy sampling, and return the tokens."""
     client = await _start(path, options, ranks, lambda reason: None)
     try:
         stream = client.generate(_PROMPT, max_tokens=_TOKENS, sampling=SamplingParams(temperature=0))
