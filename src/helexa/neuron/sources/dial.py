@@ -17,13 +17,13 @@ class UnreachableError(OSError):
 def dial(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
     """Connect to the first address of a host that responds.
 
-    This function replaces `socket.create_connection`, which tries one address after the other. If a firewall drops the
-    packets to an address, `socket.create_connection` would wait for a full timeout. This function starts an attempt for
-    the next address every 0.25 s, without ending the earlier attempts.
+    This function replaces `socket.create_connection`, which tries the addresses one by one. If a firewall drops the
+    packets to an address, `socket.create_connection` waits until the timeout before it tries the next address. This
+    function starts an attempt for the next address every 0.25 s, and the earlier attempts continue.
 
     Args:
         address: host and port.
-        timeout: timeout of the established connection, in seconds. Connecting takes at most `timeout` and at most 3 s.
+        timeout: timeout of the established connection, in seconds. Connecting takes at most `min(timeout, 3)` seconds.
         source: not used. It exists because `socket.create_connection` has this parameter.
 
     Raises:

@@ -111,7 +111,7 @@ class _Meter:
         self._reported = 0
 
     def begin(self, required: int) -> None:
-        """Report the initial progress, when `required` bytes are not downloaded yet."""
+        """Report the initial progress. `required` is the number of bytes that are not in the cache yet."""
         self._fetch.progress("download", max(0, self._total - required), self._total)
 
     def at(self, file: RemoteFile, done: int) -> None:
@@ -134,7 +134,8 @@ class _Meter:
 def _wait_all(futures: set[Future[None]], fetch: Fetch) -> None:
     """Wait until all `futures` are done.
 
-    If a future fails, raise its error at once. If `fetch` is canceled, raise `FetchAbandoned`.
+    If a future fails, raise its error without waiting for the other futures. If `fetch` is canceled, raise
+    `FetchAbandoned`.
     """
     while futures:
         done, futures = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)

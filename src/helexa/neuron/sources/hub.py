@@ -113,10 +113,10 @@ class Hub:
         return Site(url, self._token(url), self.timeout)
 
     def _listing(self, site: Site, name: str, fetch: Fetch, attempts: int) -> Listing:
-        """Request the list of the repository's files, with at most `attempts` attempts.
+        """Request the list of the repository's files. Send at most `attempts` requests.
 
-        The method retries if the hub responds with an error that may be transient. If there is no response, it raises
-        the error at once.
+        The method retries if the hub responds with an error that may be transient. It does not retry if the hub does
+        not respond.
         """
         failures = 0
         while True:
@@ -153,5 +153,5 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def offline() -> bool:
-    """Return whether `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set, so that only cached models may be used."""
+    """Return whether `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set. These variables forbid requests to hubs."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

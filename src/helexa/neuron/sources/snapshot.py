@@ -92,7 +92,7 @@ class Snapshots:
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Store the file names of a commit. They show later whether all files of the commit were downloaded.
+        """Store the file names of a commit. `cached` compares them with the files in the cache.
 
         Raises:
             OSError: the cache cannot be written.
@@ -207,7 +207,8 @@ def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
 def _shards(snapshot: Path) -> set[str]:
     """Return the names of the safetensors files in the shard index.
 
-    If the index cannot be read, return one entry that describes the index, for use in a list of missing files.
+    If the index cannot be read, return a text that describes the index instead of names. The caller lists this text
+    among the missing files.
     """
     try:
         names = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())

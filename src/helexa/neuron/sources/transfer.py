@@ -39,8 +39,8 @@ def retry_delay(failures: int, error: WebError) -> int | None:
 def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
     """Open the file at `path` for reading and appending, lock it against other processes, and yield it.
 
-    Yield None if `is_complete()` returns True, because another process has then finished the file. During the wait for
-    the lock, the size of the file is reported to `fetch`.
+    While another process holds the lock and downloads the file, report the file's size to `fetch`. If the other process
+    has completed the file, `is_complete()` returns True, and the function yields None.
 
     Args:
         path: path of the partially downloaded file.
@@ -142,9 +142,9 @@ class Transfer:
             raise disk_error(error, self._folder) from error
 
     def _resume(self) -> None:
-        """Read the bytes of an earlier download into the checksum, so that the download continues after them.
+        """Add the bytes of an interrupted download in the target to the checksum. The download continues after them.
 
-        Discard these bytes if there are too many, or if the size of the file is unknown.
+        Discard the bytes if the target is larger than the file, or if the size of the file is unknown.
         """
         size = os.fstat(self._target.fileno()).st_size
         if self._file.size is None or size > self._file.size:
@@ -202,8 +202,8 @@ class Transfer:
     def _expected(self, response: SiteResponse) -> int | None:
         """Return the length of the complete file, or None if it is unknown.
 
-        If the response does not continue the bytes received so far, these bytes are discarded. A response with the
-        whole file is used from its beginning.
+        The response should begin after the bytes received so far. If it begins at another position or contains the
+        whole file, the method discards the bytes received so far.
 
         Raises:
             WebError: the response contains another range of the file than requested.

@@ -161,7 +161,7 @@ class Site:
         Args:
             path: path of the file, relative to the base URL.
             start: first byte to request.
-            stop: byte before which the request ends. None for the end of the file.
+            stop: first byte after the requested range. None to request all bytes until the end of the file.
             timeout: timeout in seconds instead of the site's timeout.
 
         Raises:
@@ -210,7 +210,7 @@ class _Https(HTTPSHandler):
 
 
 def origin(url: str) -> str:
-    """Return the scheme, host and port of `url`, which contain no secrets. Return "" if `url` is invalid."""
+    """Return the scheme, host and port of `url`. Other parts may contain secrets. Return "" if `url` is invalid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
