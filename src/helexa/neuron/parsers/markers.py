@@ -26,13 +26,13 @@ class Markers:
     def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
         """Find the first marker in `text` at or after position `start`. Return its position and the marker.
 
-        If there is no marker, return a position and None. No marker begins before this position. It is the beginning of
-        an incomplete marker at the end of `text`, or else the end of `text`.
+        If `text` contains no marker but ends with the beginning of a marker, return the position of this beginning, and
+        None. Otherwise, return the length of `text`, and None.
 
         Args:
             text: text to search.
             start: position at which the search starts.
-            ended: whether no more text follows. In this case, an incomplete marker is ignored.
+            ended: whether no more text follows. If so, the beginning of a marker at the end of `text` is ignored.
         """
         if match := self._pattern.search(text, start):
             return match.start(), match.group()

@@ -130,9 +130,9 @@ class OutputParser:
             opener = yield from self._parse_block(opener)
 
     def _parse_block(self, opener: str) -> Reading[str]:
-        """Parse the reasoning or the tool calls that begin with the marker `opener`.
+        """Parse a block of reasoning or tool calls that begins with the marker `opener`.
 
-        Return the opening marker that directly follows this reasoning or these tool calls, or "" if there is none.
+        Return the opening marker that directly follows the block, or "" if there is none.
         """
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):

@@ -21,12 +21,12 @@ class NotACall(Exception):
 class Source:
     """Buffer of the model's output that was not parsed yet.
 
-    Parser methods are generators (`Reading`). If they need more text, for example because the text may be the beginning
-    of a marker, they yield and continue after `feed` was called.
+    Parser methods are generators (`Reading`). They yield if they need more text, for example to decide whether a `<` is
+    the beginning of a marker. They continue after `feed` has added text to the buffer.
 
-    The source remembers the text that a parser has read but not yet added to the `Output`. After adding it, the parser
-    calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered text, and the caller
-    adds it as plain text.
+    The source remembers the text that a parser has read but not yet added to the `Output`. After adding the text, the
+    parser calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered text, and the
+    caller adds it as plain text.
 
     Attributes:
         text: the buffered text.
@@ -116,9 +116,9 @@ class Source:
         return text
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Read a short text that one of the markers `ends` ends. Return the text and the marker, which is not read.
+        """Read the text before the next marker of `ends`. Return the text and the marker. The marker is not read.
 
-        If there is no marker within `limit` characters, return the text read so far and "".
+        If no marker follows within `limit` characters, return the text read so far and "".
         """
         text = ""
         while True:

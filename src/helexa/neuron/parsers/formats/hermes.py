@@ -42,7 +42,7 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """The Hermes format without support for JSON calls that are not enclosed in `<tool_call>` tags: they are text."""
+    """The Hermes format, in which JSON without `<tool_call>` tags is text and not a tool call."""
 
     name = "hermes_strict"
     untagged = False

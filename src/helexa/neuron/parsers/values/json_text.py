@@ -37,9 +37,10 @@ def dumps(value: Any) -> str:
 def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
     """Convert an argument that the model wrote without JSON syntax to JSON text of a type that its schema allows.
 
-    If the schema restricts the type, Python's `True`, `False` and `None` are also accepted, and text that is no value
-    of an allowed type becomes a string. If the schema does not restrict the type, valid JSON stays unchanged, and other
-    text becomes a string.
+    If the schema allows strings, the argument becomes a string. Only `null` stays null if the schema also allows null.
+
+    Otherwise, an argument that is valid JSON of an allowed type stays unchanged, and any other argument becomes a
+    string. If the schema restricts the type, Python's `True`, `False` and `None` are also accepted.
 
     Args:
         bare: the argument as the model wrote it, for example `5` or `New York`.
