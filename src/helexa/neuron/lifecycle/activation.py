@@ -22,8 +22,9 @@ LONGEST_PAUSE_SECONDS = 300.0
 class Activation:
     """Loads the default models one after another.
 
-    If a download fails, the model stays pending. After the other models, the node waits and retries the load. There
-    are at most `ATTEMPTS` attempts per model. A load that fails with any other error is not retried.
+    A model whose download fails stays pending. After one attempt for each model, the node waits and then retries the
+    pending models. It makes at most `ATTEMPTS` attempts per model. A load that fails with any other error than a failed
+    download is not retried.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig
 
 
 def rate_ceiling(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> int:
-    """Return the number of prompt tokens whose prefill takes the configured time, but at least `LEAST_BY_RATE`."""
+    """Return the number of prompt tokens that a prefill processes in the configured time; at least `LEAST_BY_RATE`."""
     seconds = settings.target_prefill_latency_secs or (_CPU if facts.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (readings.tok_s_prefill or first_rate(facts, settings))), LEAST_BY_RATE)
 
@@ -80,8 +80,8 @@ def first_rate(facts: Facts, settings: ContextLimitConfig) -> float:
 class SteadyRate:
     """Smooths the measured prefill rate, because a model's context limit depends on it and must not change often.
 
-    A higher measurement raises the rate at once. If all measurements during `HOLD_SECONDS` are lower than the rate, the
-    rate falls to the highest of these measurements.
+    If a measurement is higher than the rate, the rate rises to it immediately. If all measurements during
+    `HOLD_SECONDS` are lower than the rate, the rate falls to the highest of these measurements.
 
     Args:
         first: rate before the first measurement, in tokens per second.

@@ -104,11 +104,11 @@ class HostedModel:
         return info
 
     def retire(self) -> None:
-        """Do not restart the engine anymore. If the engine exits from now on, this is not treated as a crash."""
+        """Disable restarts of the engine. From now on, an exit of the engine does not count as a crash."""
         self._closed = True
 
     async def close(self) -> None:
-        """Stop the engine process, or its running restart. The engine's memory is free when this method returns."""
+        """Stop the engine process. If it is being restarted, cancel the restart. Return when its memory is free."""
         self.retire()
         if self._recovery is not None:
             self._recovery.cancel()

@@ -1,4 +1,4 @@
-"""Decide whether and when a crashed engine is restarted, by the times of its earlier restarts."""
+"""Decide whether and when a crashed engine is restarted. The decision depends on how often it crashed recently."""
 
 import math
 from collections import deque
@@ -25,8 +25,9 @@ class Restarts:
     def next(self, now: float) -> float | None:
         """Record a restart at time `now`, and return how many seconds to wait before it. None forbids the restart.
 
-        The result is None after `most` restarts within the time window. If the crashed engine ran for at least
-        `_CALM_SECONDS`, the wait is 0. The wait doubles after each earlier crash, up to `_LONGEST_PAUSE_SECONDS`.
+        The result is None after `most` restarts within the time window. Otherwise, the wait is 0 if the engine ran for
+        at least `_CALM_SECONDS` before it crashed. If it crashes sooner several times in a row, the waits are 1 s, 2 s,
+        4 s and so on, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()
