@@ -10,11 +10,12 @@ _KEPT_BYTES = 4 << 20
 
 
 def bound() -> None:
-    """Limit this process to two glibc heaps that return most free memory to the system. Call before starting threads.
+    """Limit this process to two glibc heaps, which return most freed memory to the operating system.
 
-    By default, glibc gives each thread its own heap. Each heap keeps its peak size, about 20 MiB after a thread has
-    read a vocabulary or a long prompt. Sharing two heaps costs up to a sixth more CPU time if all threads tokenize
-    long prompts at once. With a C library other than glibc, the function does nothing.
+    Call this function before starting threads. By default, glibc gives each thread its own heap. Each heap keeps its
+    peak size, about 20 MiB after a thread has read a vocabulary or a long prompt. Sharing two heaps costs up to a sixth
+    more CPU time if all threads tokenize long prompts at the same time. With a C library other than glibc, the function
+    does nothing.
     """
     option = getattr(_library(), "mallopt", None)
     if option is not None:

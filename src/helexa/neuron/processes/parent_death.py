@@ -1,7 +1,8 @@
 """Parent-death watch: processes that the server has started are killed when the server exits or crashes.
 
 The server gives each watched process a pipe as standard input and never writes to the pipe. The operating system closes
-the pipe when the server exits. A thread of the watched process reads the pipe and kills the process at its end.
+the pipe when the server exits. A thread of the watched process reads the pipe, and kills the process when the pipe is
+closed.
 
 The following commands run a third-party Python module or program under the watch:
 
