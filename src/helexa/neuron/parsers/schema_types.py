@@ -26,10 +26,10 @@ def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> M
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `schema` with the keywords of the schema to which its `$ref` refers, in place of the `$ref`.
+    """Return `schema` with its `$ref` replaced by the keywords of the referenced schema.
 
-    An `allOf` that contains a single schema is replaced in the same way. References in the inserted schema are also
-    replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies.
+    An `allOf` that contains a single schema is replaced in the same way. References in the inserted keywords are
+    also replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies.
     """
     for _ in range(_MAX_DEPTH):
         reference, subschemas = schema.get("$ref"), schema.get("allOf")
