@@ -47,7 +47,7 @@ class AnswerForm:
 
     @property
     def runs_on(self) -> bool:
-        """Whether no rule in this object can end the answer before the engine does."""
+        """Whether the rules in this object never end the answer before the engine does."""
         return self.parallel and not self.must_call and self.thinking_budget is None
 
 
@@ -63,8 +63,8 @@ class AnswerReader:
         stops: stop strings.
         stop_ids: token ids that end the answer and produce no text.
         form: rules for tool calls and reasoning; None if the whole output is plain text.
-        closing_limit: number of generated tokens after which the server no longer closes reasoning that exceeds its
-            budget, because the output limit would leave no space for text after the reasoning.
+        closing_limit: number of generated tokens from which the server no longer closes reasoning that exceeds its
+            budget. After so many tokens, the output limit leaves no space for text after the reasoning.
         logprobs: whether to report the log-probabilities of the answer's tokens.
         scored: whether to also report the log-probabilities of the prompt's tokens. If so, every token of the answer is
             reported, including the token that ends the answer.

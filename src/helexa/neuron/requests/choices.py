@@ -21,10 +21,10 @@ _MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
     """Run all answers of a request and yield their events, each with the index of its answer.
 
-    At most `_MOST_ACTIVE` runs are active at once. The other runs start after the prefill of the first run, because
-    they then find the prompt in the prefix cache. If one run fails, a `Failed` event ends the stream. Otherwise the
-    last event has the sums of the token counts, in which each prompt counts once. Closing the iterator cancels all
-    runs.
+    At most `_MOST_ACTIVE` runs are active at the same time. The first run starts alone. The other runs start after its
+    prefill, because its prompt is then in the prefix cache. If one run fails, a `Failed` event ends the stream.
+    Otherwise the last event contains the sums of the token counts, in which each prompt counts once. Closing the
+    iterator cancels all runs.
 
     Args:
         runs: functions that each start the run of one answer. If admission control rejects a run while other runs are
@@ -69,7 +69,7 @@ class _ActiveRuns:
 
     Attributes:
         count: number of active runs.
-        ended: event that is set when the next run ends, and is then replaced by a new event.
+        ended: event that is set when one of the active runs ends. A new event then replaces it.
     """
 
     def __init__(self) -> None:

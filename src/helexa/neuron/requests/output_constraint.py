@@ -30,8 +30,8 @@ class Constraint:
 
     Attributes:
         grammar: grammar of the whole output, including reasoning; empty if the output is unconstrained.
-        cut: grammar of the output after the reasoning, if the server closes the reasoning because it exceeds its
-            budget; empty if this output is unconstrained.
+        cut: grammar that applies after the server has closed reasoning that exceeds its budget; empty if the output
+            after the reasoning is unconstrained.
     """
 
     grammar: str

@@ -43,7 +43,7 @@ class RunEnd:
         return Started(self._prompt_tokens)
 
     def prompt_counted(self) -> PromptCounted:
-        """Return the event with the number of prompt tokens and of those found in the prefix cache."""
+        """Return the event with the number of prompt tokens and the number of them found in the prefix cache."""
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:

@@ -45,9 +45,9 @@ class TokenLogprobs:
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
         """Return the log-probabilities of the tokens that form `text`, and remove them from the buffer.
 
-        Tokens before these tokens have no text in the answer. Their log-probabilities are dropped if `complete` is
-        False, else returned as well. If no tokens match `text` (for example after an invalid character), all buffered
-        log-probabilities are returned.
+        The buffer may begin with tokens that have no text in the answer. If `complete` is True, their log-probabilities
+        are also returned, else dropped. If no tokens in the buffer match `text`, for example after an invalid
+        character, all buffered log-probabilities are returned.
 
         Args:
             text: the next text that is sent to the client.

@@ -67,7 +67,7 @@ class UsageRecords:
     async def find(self, usage_id: str) -> UsageRecord | None:
         """Wait until the request with the id `usage_id` has ended, and return its token counts.
 
-        Return None at once if the id is unknown.
+        Return None without waiting if the id is unknown.
         """
         running = self._running.get(usage_id)
         if running is not None:
