@@ -11,8 +11,8 @@ MAX_BODY_BYTES = 64 << 20
 async def read_json(request: Request) -> bytes:
     """Return the request body, after checking the content type and the size. The JSON is not parsed.
 
-    The content type must be JSON. Browsers let web pages of other sites send some other types without a CORS preflight
-    request.
+    The content type must be JSON, to block requests from web pages of other sites. Before a browser sends JSON for such
+    a page, it asks the server for permission (CORS preflight). For some other content types, it does not ask.
 
     Raises:
         ApiError: status 415: the content type is not JSON, or the body is compressed. 413: the body is larger than

@@ -107,7 +107,7 @@ async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation as the variables that the model's chat template renders.
+    """Return the messages of a conversation as the dicts that the model's chat template renders.
 
     The role `developer` is renamed to `system` if the chat template does not mention it.
     """

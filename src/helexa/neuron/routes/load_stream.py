@@ -20,7 +20,8 @@ class LoadStream:
     If the client disconnects, the stream ends but the load continues.
 
     Args:
-        load: task that waits for the load. The stream cancels this task, which must not cancel the load itself.
+        load: task that waits for the load. The stream cancels this task when it ends. Canceling the task must not
+            cancel the load.
         progress: function that returns the data of a `progress` event, or None if the progress is unknown.
         outcome: function that returns the name and the data of the last event. It is called when `load` is done.
     """

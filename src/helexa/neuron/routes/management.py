@@ -62,8 +62,8 @@ async def models(request: Request) -> Response:
 async def load(request: Request) -> Response | LoadStream:
     """Handle `POST /models/load`: load a model, and respond when it is loaded or the load has failed.
 
-    If the client requests a stream, the response is a stream of progress events. If the load fails within
-    `LOOK_SECONDS`, the response is a plain error response in both cases.
+    If the client requests a stream, the response is a stream of progress events. But if the load ends within
+    `LOOK_SECONDS`, the client gets the same JSON response as without a stream.
     """
     load_request = _parse(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), load_request)

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 class RunResponse:
     """An ASGI response that sends the output of a run as a stream of server-sent events or as one body.
 
-    Nothing is sent before the first event of the run, so a rejected run becomes a plain error response. A stream that
-    waits longer than `PATIENCE_SECONDS` for the first event begins with a comment. A later rejection is then sent as an
-    event. If the client disconnects, the run is canceled at once.
+    Nothing is sent before the first event of the run. If the run is rejected, the response can thus have an error
+    status. But if a stream waits longer than `PATIENCE_SECONDS` for the first event, it begins with a comment. A
+    rejection after the comment is sent as an event. If the client disconnects, the run is canceled.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:

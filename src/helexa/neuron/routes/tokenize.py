@@ -43,7 +43,7 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """Handle `GET /tokenizer_info`: return special tokens, chat template and context length of a model.
 
-    Clients use them to tokenize prompts themselves.
+    Clients that tokenize prompts themselves need this data.
     """
     for name in request.query_params:
         if name != "model":

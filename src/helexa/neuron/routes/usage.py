@@ -17,10 +17,10 @@ _INCLUDE_USAGE, _PROMPT = "x-helexa-include-usage", "prompt"
 
 
 def reports_usage(request: Request) -> bool:
-    """Return whether a gateway requests a usage chunk at the end of the stream with the header `_INCLUDE_USAGE`.
+    """Return whether the request has the header `_INCLUDE_USAGE`, with which gateways request a last chunk with usage.
 
-    The header applies even if the client's `stream_options` request no usage. The gateway then removes the chunk from
-    the stream.
+    Gateways send the header even if the client's `stream_options` request no usage. They then remove the chunk from the
+    stream.
     """
     return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
 
@@ -28,7 +28,7 @@ def reports_usage(request: Request) -> bool:
 def counts_prompt(request: Request) -> bool:
     """Return whether a gateway requests a chunk (`helexa_prompt`) with the prompt's token counts before the answer.
 
-    The gateway needs these counts for Anthropic's Messages API, because the first event of its streams contains them.
+    The gateway needs these counts for Anthropic's Messages API: the first event of a stream in this API contains them.
     """
     return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 

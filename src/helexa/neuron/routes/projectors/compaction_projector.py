@@ -35,7 +35,7 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the response body as JSON. Its last member is `usage`, because gateways read it from the end."""
+        """Return the response body as JSON. `usage` is the last key, because gateways look for it at the end."""
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

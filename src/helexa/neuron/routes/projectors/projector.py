@@ -51,7 +51,7 @@ class Projector(Protocol):
 class Encoded:
     """A list whose elements are encoded to JSON when they are added.
 
-    Encoding a long list at once, at the end of a request, would block the event loop.
+    Encoding all elements of a long list together, at the end of a request, would block the event loop.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class ResponseItem(ABC):
 
     @abstractmethod
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item with its content so far as a JSON object. `status` is the value of its member `status`."""
+        """Return the item as a JSON object, with its content so far and the status `status`."""
 
     @abstractmethod
     def beginnings(self) -> list[Event]:
@@ -78,7 +78,7 @@ class ReasoningItem(ResponseItem):
         return self._event("reasoning_summary_text.delta", summary_index=0, delta=delta.text)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item with the reasoning so far as a JSON object with the status `status`."""
+        """Return the item as a JSON object, with the reasoning so far and the status `status`."""
         summary = [summary_text("".join(self._texts))] if self._texts else []
         return {"id": self.id, "type": "reasoning", "summary": summary, "status": status}
 
@@ -158,10 +158,10 @@ class CallItem(ResponseItem):
         return self._event("function_call_arguments.delta", delta=delta.arguments)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the call with the arguments so far as a JSON object.
+        """Return the call as a JSON object, with the arguments so far.
 
-        A `status` other than `in_progress` is replaced by `completed` if the arguments are a JSON object, else by
-        `incomplete`.
+        If `status` is `in_progress`, the object has this status. Otherwise, its status is `completed` if the arguments
+        are a JSON object, else `incomplete`.
         """
         arguments = "".join(self._arguments)
         if status != "in_progress":

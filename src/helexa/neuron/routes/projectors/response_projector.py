@@ -116,9 +116,9 @@ class ResponseProjector:
         return events, response, status
 
     def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
-        """Return the response with the items completed so far as JSON.
+        """Return the response as JSON, with the items completed so far.
 
-        `usage` is the last member, because gateways read it from the end of the body.
+        `usage` is the last key, because gateways look for it at the end of the body.
         """
         tail = {
             "completed_at": int(time.time()) if status == "completed" else None,

@@ -77,7 +77,7 @@ class ItemPage:
 
 
 def _shown(item: dict[str, Any], response: str, index: int) -> dict[str, Any]:
-    """Return an input item with the members that the Responses API requires but the client may have omitted.
+    """Return an input item with all keys that the Responses API requires. The client may have omitted some of them.
 
     Args:
         item: the input item as the client sent it.

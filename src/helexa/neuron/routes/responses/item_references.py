@@ -15,8 +15,8 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
     """Return the stored responses that contain the items to which `items` refer, by the id of the referenced item.
 
     Raises:
-        ApiError: status 400, code `unsupported_parameter`: the node stores no responses. Code `item_not_found`: the
-            node has no such response of `principal`.
+        ApiError: status 400. Code `unsupported_parameter`: there are references, but the node stores no responses. Code
+            `item_not_found`: `principal` owns no stored response to which the item could belong.
     """
     sources: dict[str, StoredResponse] = {}
     for index, item in enumerate(items):
