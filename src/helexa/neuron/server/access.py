@@ -1,14 +1,15 @@
 """Access checks of a node's requests.
 
-If the node has an `api_key`, every request except `GET /health` must have this key. Otherwise it gets a 401.
+If the node has an `api_key`, every request except `GET /health` must have this key. A request without it gets a 401.
 
-If the node has no `api_key`, it rejects requests that web pages of other sites send through a browser:
+If the node has no `api_key`, it rejects requests that web pages of other sites send through a browser. Such requests
+get a 403:
 
-* A request with an `Origin` header other than the node's own origin gets a 403. Only browsers send `Origin`.
-* If the node listens on a loopback address, a request with an unknown name in its `Host` header gets a 403.
-* If the node listens on a network address, an unknown `Host` gets a 403 only if the request has an `Origin`, because
-  gateways may reach the node by any DNS name. This prevents changes by DNS rebinding, because browsers send `Origin`
-  with every POST and DELETE.
+* Requests with an `Origin` header other than the node's own origin. Only browsers send `Origin`.
+* If the node listens on a loopback address: requests with an unknown name in the `Host` header.
+* If the node listens on a network address: requests that have an unknown name in `Host` and also have an `Origin`.
+  Without `Origin`, any name is permitted, because gateways may reach the node by any DNS name. An attacker who uses
+  DNS rebinding still cannot change anything, because browsers send `Origin` with every POST and DELETE.
 """
 
 import hmac

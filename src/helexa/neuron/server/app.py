@@ -166,7 +166,7 @@ class NodeServer(Listener):
         os._exit(0)
 
     async def end(self) -> None:
-        """Stop all engines, so that requests that are still running end with an error response."""
+        """Stop all engines. Requests that are still running then end with an error response."""
         ending = asyncio.create_task(self._registry.close())
         await super().end()
         ending.cancel()
@@ -179,7 +179,7 @@ class NodeServer(Listener):
         self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        """Wait until no request is running, at most `_DRAIN_SECONDS`, then stop the server."""
+        """Wait up to `_DRAIN_SECONDS` for running requests to end, then stop the server."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while any(model.load().in_flight for model in self._registry.models()):  # noqa: ASYNC110
