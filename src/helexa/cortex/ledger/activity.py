@@ -93,7 +93,7 @@ class ActivityLog:
         return len(self._pending)
 
     def steps(self) -> list[Step]:
-        """Empty the queue and return the SQL statements, with arguments, that write its rows to the database."""
+        """Empty the queue. Return SQL statements with arguments that write the queued rows to the database."""
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)

@@ -41,7 +41,9 @@ class Budgets:
     def admit(
         self, claim: Claim, now: float, close: Callable[[Closing], None]
     ) -> tuple[Reservation, entries.Record] | None:
-        """Reserve the tokens of `claim` from the key's lease in memory.
+        """Reserve the tokens of `claim`, if the key's lease in memory has enough free tokens.
+
+        A lease holds tokens that this gateway has taken in advance from the key's budget.
 
         Args:
             claim: the request's key and the number of tokens.
@@ -49,7 +51,7 @@ class Budgets:
             close: function that the reservation calls when it is settled or released.
 
         Returns:
-            The reservation and its record for the write-ahead log, or None if the lease does not have enough tokens.
+            The reservation and its record for the write-ahead log, or None if the free tokens do not suffice.
         """
         principal = claim.principal
         lease = self._current.get(principal.key_id)
@@ -74,7 +76,11 @@ class Budgets:
         return reservation, [entries.OPENED, *values]
 
     def close(self, closing: Closing, now: float) -> entries.Record:
-        """Settle or release one of this gateway's reservations, and return the record for the write-ahead log."""
+        """Settle or release one of this gateway's reservations in memory.
+
+        Returns:
+            The record of this change for the write-ahead log.
+        """
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
@@ -92,17 +98,17 @@ class Budgets:
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Update a lease in memory after a transaction has taken its tokens from the key's budget window."""
+        """Update a lease in memory after a transaction in the database has taken the tokens of `grant` for it."""
         lease, principal = grant.lease, grant.principal
         lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Return the free tokens of idle leases to their budget windows, and delete unused leases.
+        """Give the free tokens of idle leases back to the budgets of their keys, and delete unused leases.
 
-        A lease without reservations is deleted if it was idle for `UNUSED_SECS` or its window has ended. The changes
-        reach the database with the next batch.
+        A lease without reservations is deleted if it was idle for `UNUSED_SECS` or if its budget window has ended. The
+        next batch writes these changes to the database.
         """
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
@@ -116,8 +122,9 @@ class Budgets:
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
         """Return the next batch: its guard statement, and the SQL steps that write all changes since the last batch.
 
-        The guard statement stores the batch's number in the database. It changes no row if the number is already
-        stored, so the database applies each batch only once. `extra_steps` are appended to the steps.
+        The guard statement runs first and stores the batch's number in the database. If the number is already stored,
+        the guard changes no row, and the steps are not run. A batch that is sent twice is therefore written only once.
+        `extra_steps` are appended to the steps.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)

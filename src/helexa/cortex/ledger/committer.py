@@ -1,12 +1,12 @@
 """Group commit: while the database writes one batch, new reservations and settlements are gathered for the next batch.
 
-Many requests that arrive at once share one commit; a request that arrives alone costs one commit. Batches are numbered.
-If the connection is lost during a commit, the gateway repeats the batch until the database has the batch's number, so
-each batch is written exactly once.
+Requests that arrive together share one commit; a request that arrives alone costs one commit. Batches are numbered. If
+the connection is lost during a commit, the gateway repeats the batch until the database has stored the batch's number.
+The database skips a batch whose number is already stored, so each batch is written exactly once.
 
 A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. If the lease has
-enough tokens and there is a write-ahead log, the reservation is written to the log at once, and to the database with
-the next batch. In all other cases, the request waits for the database.
+enough tokens and there is a write-ahead log, the request only waits until its reservation is in the log. The next batch
+writes the reservation to the database. In all other cases, the request waits for the database.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class Committer:
             self._wake.set()
 
     def close(self, closing: Closing) -> None:
-        """Settle or release a reservation: at once with a write-ahead log, in the next batch without a log."""
+        """Settle or release a reservation: now if there is a write-ahead log, else in the next batch."""
         reservation = closing.reservation
         if self._ended:
             closing.finish()
@@ -135,7 +135,7 @@ class Committer:
             self._wake.set()
 
     async def flush(self) -> None:
-        """Wait until all queued rows are written or the database fails. Without a write-ahead log, return at once."""
+        """Wait until all queued rows are written or the database fails. Do nothing without a write-ahead log."""
         if self._wal is not None and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(tidy=True)
@@ -153,7 +153,7 @@ class Committer:
         """Wake `run` to write a batch.
 
         Args:
-            tidy: also write the activity log, and return unused tokens of idle leases to their budget windows.
+            tidy: also write the activity log, and give unused tokens of idle leases back to the keys' budgets.
             beat: write a batch even if it is empty, as a heartbeat of this gateway.
             end: accept no new reservations, and let `run` return when all work is written.
         """
@@ -304,7 +304,7 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, uncovered: Sequence[PendingClaim] = ()
     ) -> None:
-        """Write a batch, then resolve `opened` and `closings`. If that fails, reject `opened` and `uncovered`."""
+        """Write a batch, grant `opened`, and finish `closings`. If the write fails, reject `opened` and `uncovered`."""
         try:
             written = await self._write_batch([*(request for request, _, _ in opened), *uncovered], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
@@ -374,7 +374,7 @@ class Committer:
         return await self.retry.until_done(work, failed, retried)
 
     async def _rejoin(self) -> None:
-        """Register this gateway under a new id, and retire the old id if its registration still exists."""
+        """Retire this gateway's old id if it is still registered, and register the gateway under a new id."""
         previous_gateway = self.budgets.gateway
         if self._wal is not None:
             self._wal.close()
@@ -386,7 +386,7 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Close a reservation made under this gateway's previous id. In a long outage, wake callers of `waiting`."""
+        """Close a reservation of this gateway's previous id. In a long outage, wake the callers of `waiting`."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

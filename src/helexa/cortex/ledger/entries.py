@@ -27,7 +27,7 @@ _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
 
 
 def opening(gateway: int, *values: Any) -> Args:
-    """Return the row of an open reservation, as arguments of the SQL statement `ADD`.
+    """Return the row of an open reservation, as arguments for the SQL statement in `ADD`.
 
     `values` are the values of the columns from `seq` to `reserved_ms`.
     """
@@ -35,9 +35,9 @@ def opening(gateway: int, *values: Any) -> Args:
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """Return the row of a closed reservation, as arguments of the SQL statement `ADD`.
+    """Return the row of a closed reservation, as arguments for the SQL statement in `ADD`.
 
-    The caller uses this function if the reservation ended before its row was written to the database.
+    This function is for a reservation that ended before the database had a row for it.
 
     Args:
         row: the row of the open reservation, as returned by `opening`.

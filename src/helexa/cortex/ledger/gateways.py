@@ -57,8 +57,8 @@ class LeaseGrant:
         principal: account and key of the lease, with the token cap and the kind of window that were applied.
         ends_at: when the window ends (Unix seconds); infinity if the cap has no time window.
         granted: the lease's new total of granted tokens.
-        available: tokens under the cap that this lease could take, besides those it has spent or reserved. Negative if
-            spent and reserved tokens exceed the cap.
+        available: tokens that are left for new reservations of this gateway. These are the cap, minus the tokens of
+            other leases, minus the spent and reserved tokens of this lease. Negative if the cap is exceeded.
     """
 
     lease: Lease
@@ -128,9 +128,10 @@ async def take(
     """Take tokens from a key's budget window for this gateway's lease, within the key's cap.
 
     The tokens are for the waiting reservations, plus an advance for later reservations. This function does not change
-    `leases`: the caller applies the result after the commit. The leases in memory must match the database before the
-    call. If they did not and this gateway crashed after the commit, the key could be charged more tokens than it was
-    granted.
+    `leases`: the caller applies the result after the commit.
+
+    Before the call, the database must contain all changes of the leases in memory. Otherwise, the key could be charged
+    more tokens than it was granted if this gateway crashed after the commit.
 
     Args:
         sql: an open transaction.
@@ -245,7 +246,7 @@ class DeadGatewayDetector:
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return the pair of each gateway that has committed no batch for `dead_after_secs`.
+        """Return those pairs in `gateways` whose gateway has committed no batch for `dead_after_secs`.
 
         Args:
             gateways: pairs (id, number of the last committed batch) of all other gateways.

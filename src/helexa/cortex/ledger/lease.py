@@ -17,7 +17,7 @@ UNUSED_SECS = 60.0  # after this idle time a lease is deleted
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The tokens that one gateway holds of one key's current budget window.
+    """Tokens that one gateway has taken in advance from the current budget window of one key.
 
     A key without a cap also has a lease, which counts tokens without limiting them.
 
@@ -66,7 +66,7 @@ class Lease:
     def settle(self, reserved: int, charged: int) -> None:
         """End a reservation: subtract `reserved` from the lease's reserved tokens and add `charged` to `spent`.
 
-        If the lease then exceeds its granted tokens, the excess is added to `granted` and to `debt`.
+        If `spent` + `reserved` is then greater than `granted`, the difference is added to `granted` and to `debt`.
         """
         self.reserved -= reserved
         self.spent += charged

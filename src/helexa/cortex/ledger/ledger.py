@@ -156,8 +156,9 @@ class Ledger:
     async def flush(self) -> None:
         """Write all pending changes to the database, so that queries include them.
 
-        If the database fails, the method returns without an error. If gateways share the database, the method returns
-        at once: all reservations are already in the database, but the newest rows of the activity log may be missing.
+        If the database fails, the method returns without an error. If gateways share the database, the method does
+        nothing. All reservations are then already in the database, but the newest rows of the activity log may be
+        missing.
         """
         await self._committer.flush()
 

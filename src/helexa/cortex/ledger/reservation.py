@@ -117,7 +117,8 @@ class Reservation:
     Attributes:
         gateway: id of the gateway that made the reservation.
         seq: number of the reservation within the gateway.
-        lease: the lease (tokens that the gateway took from the key's budget in advance) that the tokens come from.
+        lease: the lease that the tokens come from. A lease holds tokens that the gateway has taken from the key's
+            budget in advance.
         request_id: id of the request.
         tokens: number of reserved tokens.
     """
@@ -153,7 +154,7 @@ class Reservation:
         await self._begin("released").finished()
 
     def abandon(self) -> None:
-        """End the reservation without a charge, and return at once. The release is written later."""
+        """End the reservation without a charge and without waiting. The release is written later."""
         self._begin("released")
 
     async def __aenter__(self) -> Self:

@@ -49,7 +49,7 @@ class Waiting:
         self.reservations.clear()
 
     def finish(self) -> None:
-        """Wake the callers of all queued settlements and releases. The queues stay unchanged and are written later."""
+        """Wake the callers of all queued settlements and releases, which stay queued and are written later."""
         finish([*self.closings, *self.closed])
 
 

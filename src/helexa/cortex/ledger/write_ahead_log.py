@@ -53,7 +53,7 @@ class WriteAheadLog:
     def __init__(self, database: Path) -> None:
         """Open the log files next to the database file, readable by the owner only.
 
-        The caller must call `catch_up` first, because this method deletes all records in the files.
+        This method deletes all records in the files. The caller must first write them to the database with `catch_up`.
 
         Raises:
             OSError: a file cannot be opened.
@@ -72,7 +72,7 @@ class WriteAheadLog:
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
-        """Switch to the other log file, which gets all later records. They belong to the batch number `batch`.
+        """Switch to the other log file. All later records go to this file and belong to the batch number `batch`.
 
         The file of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects
         the records of the new batch.
@@ -131,7 +131,7 @@ class _File:
         self._grow(_GROWTH_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        """Append lines to the file. Return False if the file must grow for the lines but the disk is full."""
+        """Append lines to the file. Return False if the file has no room for the lines and the disk is full."""
         start, end = self.size, self.size + len(lines)
         if end >= self._capacity:
             try:

@@ -17,14 +17,17 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """Raised if a drain is abandoned and the model stays loaded.
+    """Raised if a model is not unloaded because its drain was abandoned.
 
-    Either requests for the model still run after `DRAIN_SECS`, or the memory of the model is not needed any more.
+    A drain is abandoned if requests for the model still run after `DRAIN_SECS`, or if the model's memory is not needed
+    any more.
     """
 
 
 class Drain:
-    """The drain of one model on one node. It ends when the model is unloaded, or is abandoned before.
+    """The drain of one model on one node: the model gets no new requests, and its running requests can finish.
+
+    The drain ends when the model is unloaded or when the drain is abandoned.
 
     Attributes:
         pair: the node's name and the model's id.
@@ -38,7 +41,7 @@ class Drain:
         self.megabytes = megabytes
 
     async def idle(self, is_needed: Callable[[], bool]) -> None:
-        """Wait until no request for the model is running or queued, neither on this gateway nor on the node.
+        """Wait until this gateway and the node have no running or queued requests for the model.
 
         Other clients may also send requests to the node, so the node is queried for its requests.
 

@@ -26,7 +26,7 @@ class EvictionPlan:
     """A plan to fit a model on a node: devices, and models to evict first.
 
     Attributes:
-        devices: indices of the devices that the model is loaded on.
+        devices: indices of the devices to load the model on.
         evict: models to evict first, in this order.
         ready_at: time from which all models in `evict` may be evicted (monotonic seconds). Infinity if the plan must
             first wait for a running load.
@@ -124,8 +124,10 @@ def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float
 def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
     """Return `residents` in the order of eviction.
 
-    The sort criteria are, in this order: the time from which the model may be evicted, the lowest rank (only with the
-    eviction strategy `priority`), and the highest `_score`.
+    The sort criteria are, in this order:
+    * earliest time from which the model may be evicted
+    * lowest rank (only with the eviction strategy `priority`)
+    * highest `_score`
     """
     by_class = snapshot.settings.strategy == "priority"
 
@@ -137,7 +139,7 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return a model's idle time divided by its reload time, which is weighted by the model's rank.
+    """Return a model's score: idle time / (reload time * weight). The weight is proportional to the model's rank.
 
     The model with the highest score is evicted first.
     """
@@ -150,8 +152,8 @@ def _sufficient_evictions(
 ) -> list[ResidentModel] | None:
     """Return the models to evict, or None if evicting all models of `ordered` does not free enough memory.
 
-    Models are taken from the beginning of `ordered` until the memory suffices. Of these models, those whose eviction
-    turns out to be unnecessary are left out.
+    Models are taken from the beginning of `ordered` until the memory suffices. Then each model without which the memory
+    still suffices is left out.
 
     Args:
         free: free MB by device index.

@@ -37,8 +37,8 @@ def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
         * `reason`: explanation of the decision
         * `evict`: models to unload before the load
         * `retry_after`: seconds until a retry may succeed, or None
-        * `candidates`: one dict per node with its name `node`, `warm` (whether the node has the model loaded), and the
-          `verdict` in words
+        * `candidates`: one dict per node with the keys `node` (the node's name), `warm` (whether the node has the model
+          loaded) and `verdict` (whether the node can serve or load the model, and why)
     """
     model = snapshot.catalogue.resolve(name)
     explanation = _explanation(snapshot, model)

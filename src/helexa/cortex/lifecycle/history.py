@@ -31,7 +31,7 @@ class History:
         self.awaited: dict[Pair, float] = {}
 
     def look(self, view: FleetView) -> None:
-        """Store the memory use that nodes report for their models in `sizes_mb`."""
+        """Copy the memory use of each model from the nodes' reports in `view` to `sizes_mb`."""
         for node in view.nodes:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
@@ -47,9 +47,9 @@ class History:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
-        """Record and return a failed load of the (node, model) pair, with the time of the next allowed attempt.
+        """Record a failed load of the (node, model) pair, and return the record.
 
-        The delay until the next attempt doubles with each consecutive failure.
+        The record contains the earliest time of the next attempt. The delay doubles with each consecutive failure.
 
         Args:
             pair: the node's name and the model's id.

@@ -77,7 +77,7 @@ class Lifecycle:
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Return the node and URL that serve `model`. If no node has the model loaded, wait until one has loaded it.
+        """Return the node and URL that serve `model`. If necessary, wait until a node has loaded the model.
 
         A running load continues if the caller is cancelled. `waiting` is the request, with its priority and time of
         arrival.
@@ -165,7 +165,7 @@ class Lifecycle:
         """Start every pending load that can start now.
 
         If a node has loaded the model in the meantime, forward the waiting requests to this node instead. If the model
-        cannot be loaded, reject them.
+        cannot be loaded, reject the waiting requests.
         """
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
@@ -219,7 +219,7 @@ class Lifecycle:
         self._wake.set()
 
     def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
-        """Remove a pending load, and give all requests that wait for its model the node or the error `outcome`."""
+        """Remove a pending load. Pass `outcome`, a node or an error, to all requests that wait for the model."""
         self._pending.pop(pending.model, None)
         if pending.outcome.done():
             return

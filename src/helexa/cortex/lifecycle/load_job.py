@@ -52,7 +52,8 @@ class LoadDependencies:
 class LoadJob:
     """One load of a model, from the placement decision to the end of the load.
 
-    A new job reserves memory on the node, and stops new requests for the models to evict. `release` ends both.
+    The constructor reserves memory on the node, and stops new requests for the models to evict. The method `release`
+    ends the reservation and allows requests again.
 
     Attributes:
         cold: the placement decision: model, node and models to evict.
@@ -73,7 +74,7 @@ class LoadJob:
         Args:
             cold: the placement decision.
             size_mb: memory that the model will use, in MB.
-            victims: for each model on the node, its memory use in MB by device index.
+            victims: by model id, the memory use of the models to evict in MB by device index. May contain other models.
             dependencies: the gateway components that every load job uses.
             usual_secs: usual duration of this load in seconds; None if unknown.
         """
@@ -205,9 +206,9 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return how far the node reports the load of `model` to be: the fraction (0 to 1) and the name of the stage.
+    """Return the progress that the node reports for the load of `model`: a fraction and the name of the load's stage.
 
-    The fraction is the completed part of the stage. A value that the node does not report is None.
+    The fraction (0 to 1) is the completed part of the stage. A value that the node does not report is None.
     """
     info = node.models.get(model)
     if info is not None and info.status == "loading":

@@ -15,13 +15,15 @@ _MAX_RETRY_SECS = 3600
 async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callable[[], float | None]) -> Warm:
     """Wait until the model is loaded, at most `limit_secs` seconds, and return the node that serves the model.
 
-    If the load will probably take more than twice as long, the request is rejected at once.
+    If the load will probably take more than twice `limit_secs`, the function raises the error without waiting.
 
     Args:
+        pending: the model's load, for which requests wait.
+        limit_secs: longest time to wait in seconds.
         eta: function that returns the expected seconds until the model is loaded, or None if they are unknown.
 
     Raises:
-        ApiError: 503 with Retry-After: the model was not loaded in time. Or the error with which the load failed.
+        ApiError: 503 with Retry-After if the model is not loaded in time. If the load fails, the load's own error.
     """
     expected = eta()
     if not pending.outcome.done() and expected is not None and expected > 2 * max(limit_secs, 1.0):

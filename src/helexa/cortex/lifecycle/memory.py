@@ -83,9 +83,13 @@ class MemoryBook:
     """Estimates the free memory of nodes that have running or recent loads or unloads.
 
     During a load or unload, the free memory that a node reports (its reading) includes an unknown part of the change.
-    The change is therefore tracked until a later reading includes the whole change. The expected free memory is the
-    free memory before the first tracked change, minus the memory that the tracked changes use. Other processes may also
-    use memory, so the expected value is at most the last reading plus the memory that tracked unloads free.
+    The change is therefore tracked until a later reading includes the whole change. Meanwhile, the expected free memory
+    of a device is the smaller of these two values:
+
+    * reading before the first tracked change - memory of tracked loads + memory of tracked unloads
+    * last reading + memory of tracked unloads
+
+    The second value is smaller if other processes have begun to use memory.
     """
 
     def __init__(self) -> None:
@@ -105,7 +109,7 @@ class MemoryBook:
                 del self._by_node[node]
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading. If it is newer than all changes of the node, stop tracking these changes."""
+        """Store the node's last reading. If all changes of the node ended before it, stop tracking the changes."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return

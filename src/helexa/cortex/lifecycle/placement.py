@@ -52,8 +52,8 @@ class Hold:
         model: the model id.
         node: name of the node that the model will probably be loaded on.
         evict: ids of the models that will probably be evicted before the load.
-        until: time from which these models may be evicted (monotonic seconds). Requests for them may end earlier.
-            Infinity if another load must end first.
+        until: latest time at which the models in `evict` may be evicted (monotonic seconds). If they become idle, they
+            may be evicted earlier. Infinity if another load must end first.
     """
 
     model: str
@@ -149,8 +149,12 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
     """Return the sort key of an eviction plan. The plan with the lowest key is chosen.
 
-    The criteria, in this order, prefer a plan in which the model fits, nothing is evicted, the eviction cost is lowest,
-    and the chosen devices have the most free memory. The node's name decides between equal plans.
+    The criteria are, in this order:
+    * the model fits
+    * no model is evicted
+    * lowest eviction cost
+    * most free memory on the chosen devices
+    * alphabetical order of the nodes' names
     """
     free_mb = snapshot.free(node)
     return (
@@ -197,7 +201,7 @@ def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since:
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the node may load the model: it is not loaded, is still loading, or is about to be unloaded."""
+    """Return whether the model on this node is not loaded, still loading, or about to be unloaded."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 

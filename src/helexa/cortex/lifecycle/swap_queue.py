@@ -1,4 +1,4 @@
-"""Decides in which order models that requests wait for are loaded.
+"""Decides the loading order of models for which requests wait.
 
 The gateway and the fleet simulation use these functions.
 """

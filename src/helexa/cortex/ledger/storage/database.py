@@ -73,7 +73,8 @@ class Database(ABC):
         """Run a batch of statements in one transaction with as few round trips as possible.
 
         Args:
-            guard: a statement and its arguments, run first. The batch is written only if the guard changes a row.
+            guard: a statement and its arguments, run first. The batch is written only if the guard changes a row. This
+                prevents that a repeated batch is written twice.
             steps: the statements of the batch, each with the arguments of all its executions.
 
         Returns:

@@ -70,7 +70,7 @@ def _create_file(path: str) -> Path:
 
 
 class _Worker:
-    """A thread that owns one SQLite connection and runs jobs (functions of the connection) in order.
+    """A thread that owns one SQLite connection. It runs jobs (functions that take the connection) in order.
 
     After an error that can leave the connection unusable (I/O, corruption), the next job gets a new connection.
     """
@@ -260,10 +260,10 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 
 
 def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
-    """Run the statement `sql` once for each element of `rows`, the arguments of one execution.
+    """Run the statement `sql` once for each element of `rows`, with that element as the arguments.
 
-    INSERT statements are combined so that one statement inserts many rows. The driver releases the GIL once per
-    statement, and reacquiring the GIL from a busy event loop takes longer than inserting a row.
+    INSERT statements are combined: one statement inserts many rows. The reason is that the driver releases the GIL once
+    per statement. Reacquiring the GIL from a busy event loop takes longer than inserting a row.
     """
     batched_rows = 0
     insert = _multi_row_insert(sql)
