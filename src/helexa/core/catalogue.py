@@ -26,7 +26,7 @@ Harness = Annotated[Literal["torch"], BeforeValidator(_known_harness)]
 
 
 class CataloguedLimit(Limit):
-    """Token limits of a model, as stated in the catalogue. If a node reports limits, they are used instead."""
+    """Token limits of a model, as stated in the catalogue. Limits that a node reports take precedence."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,13 +47,13 @@ class Profile(config.Section):
         tool_parser: name of the model's tool-call format. None means that the node detects it from the model's files.
         vram_mb: estimated memory usage in MiB, or None if unknown.
         min_devices: number of accelerators across which the model is split.
-        min_device_vram_mb: minimum total memory of each of these accelerators in MiB, or None for no minimum.
+        min_device_vram_mb: total memory in MiB that each of the accelerators must have, or None for no minimum.
         pinned_on: names of the nodes that may serve the model. If empty, all nodes may serve it.
         residency_priority: eviction priority. A model is never evicted to make room for a model of lower priority. The
             default is 100, or 1000 for a model with `pinned_on`.
-        source: a source scheme such as `huggingface`, or a full source id such as `pypi:package`. None means the node's
-            default scheme.
-        capabilities: capabilities that `/v1/models` lists until a node reports the capabilities of the model.
+        source: where nodes get the model's files: a scheme such as `huggingface`, or a full source id such as
+            `pypi:package`. None means the node's default scheme.
+        capabilities: capabilities of the model, for `/v1/models`. A node's report about the model replaces them.
         limit: token limits that apply until a node reports its limits.
         cost: prices of the model, or None if no price is known.
     """
@@ -83,9 +83,9 @@ class Profile(config.Section):
         return self
 
     def full_source(self) -> str | None:
-        """Return the full source id of the model, which is sent to nodes, or None if the entry has no `source`.
+        """Return the source id that the gateway sends to nodes, or None if the entry has no `source`.
 
-        If `source` is only a scheme, such as `huggingface`, the model id is appended to it.
+        If `source` is only a scheme, such as `huggingface`, the model id is appended: `huggingface:org/name`.
 
         Raises:
             SourceError: the source is not valid.

@@ -41,8 +41,8 @@ def load(
         schema: class of the whole configuration.
         path: path of the TOML file. None if there is no file.
         env_prefix: prefix of the environment variables to read.
-        short_names: additional variable names, each with the path of the key that it sets. If the variable with the
-            key's full name is also set, the full name takes precedence.
+        short_names: path of a configuration key for each additional variable name. A variable with the key's full
+            name (`PREFIX_A__B`) takes precedence.
         environ: the environment variables. None means `os.environ`.
 
     Raises:

@@ -157,7 +157,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def vision_unsupported(model: str) -> ApiError:
-    """Return the error for a request with an image for a model that accepts only text."""
+    """Return the error for a request that contains an image although its model accepts only text."""
     return ApiError(
         400,
         "vision_unsupported",

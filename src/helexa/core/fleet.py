@@ -36,9 +36,9 @@ class Discovery(Record):
     """Response of `GET /discovery`: properties of a node that are constant while its process runs.
 
     Attributes:
-        unified_accelerator: name of an accelerator that uses main memory, such as Apple's, or None. It is not listed in
-            `devices`.
-        devices: the accelerators that engines can use. Their indexes are the indexes that the engines use.
+        unified_accelerator: name of an accelerator that uses main memory, such as Apple's GPU, or None. This
+            accelerator is not listed in `devices`.
+        devices: the accelerators that engines can use. Engines number the accelerators in the same way.
     """
 
     hostname: str
@@ -102,18 +102,18 @@ class ModelLoad(Record):
     """Current requests, memory usage and speed of one model on a node.
 
     Attributes:
-        in_flight, anon_in_flight: number of running requests, and number of running requests without a key.
+        in_flight: number of running requests.
         queue_depth: number of waiting requests.
-        max_in_flight, max_queue_depth, anon_max_in_flight: maximum number of running requests, of waiting requests, and
-            of running requests without a key.
-        rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
-            rejected_kv_unservable: number of requests rejected since the model was loaded, by reason.
-        kv_budget_mb, kv_available_mb: total memory of the KV cache, and the part that is neither used nor reserved, in
-            MiB.
-        kv_pages_total, kv_pages_free: number of KV pages, and number of KV pages that no running request uses. A free
-            page keeps its content until it is reused, so a later prompt with the same prefix can use it.
-        prompt_tokens_total, cached_prompt_tokens_total: number of prompt tokens since the model was loaded, and how
-            many of them were found in the prefix cache.
+        anon_in_flight: number of running requests without an API key.
+        max_in_flight, max_queue_depth, anon_max_in_flight: limits of the three numbers above.
+        rejected_*: number of requests rejected since the model was loaded. There is one field for each reason.
+        kv_budget_mb: total memory of the KV cache in MiB.
+        kv_available_mb: memory of the KV cache that is neither used nor reserved, in MiB.
+        kv_pages_total: number of KV pages.
+        kv_pages_free: number of KV pages that no running request uses. A free page keeps its content until it is
+            overwritten, and a later prompt with the same prefix can use this content.
+        prompt_tokens_total: number of prompt tokens since the model was loaded.
+        cached_prompt_tokens_total: number of prompt tokens found in the prefix cache since the model was loaded.
         tok_s_prefill, tok_s_decode: recent speed of prefill and decode, in tokens per second.
     """
 
@@ -144,11 +144,12 @@ class Health(Record):
     """Response of `GET /health` of a node.
 
     Attributes:
-        memory_free_mb, memory_total_mb: free and total host memory available to the node in MiB, or None if unknown.
+        memory_free_mb, memory_total_mb: free and total memory of the node's host in MiB, or None if unknown.
         loading: the models that are loading.
         poisoned: the models that the node no longer serves because their engines crashed repeatedly, with the last
             error. The node serves such a model again only after a new load request.
-        responses: prefix of the ids of all responses that this process stores, or None if it stores no responses.
+        responses: id prefix of the API responses that this process stores, or None if it stores none. From the prefix,
+            the gateway knows which node stores a response.
     """
 
     uptime_secs: WireInt = 0

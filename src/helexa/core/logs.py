@@ -42,7 +42,7 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
     """Log an event with named fields.
 
-    The text format is `event key=value ...`. The JSON format has one member per field.
+    The text format is `event key=value ...`. The JSON format has one key per field.
     """
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])

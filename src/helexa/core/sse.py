@@ -35,13 +35,13 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the index after the end of the first event that ends in `data[begin:]`, or 0 if no event ends there."""
+    """Find the first end of an event in `data[begin:]`. Return the index in `data` after it, or 0 if none."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the index after the end of the last event that ends in `data[begin:end]`, or 0 if no event ends there."""
+    """Find the last end of an event in `data[begin:end]`. Return the index in `data` after it, or 0 if none."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
@@ -98,7 +98,7 @@ class EventParser:
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
-        """Process one line. If the line is empty and ends an event with data, return the event, else None."""
+        """Process one line. An empty line ends an event: return this event if it has data. Otherwise return None."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
         if line:

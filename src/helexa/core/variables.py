@@ -1,8 +1,8 @@
 """Environment variables that override a configuration: `PREFIX_A__B` sets key `b` of table `a`.
 
-Variables that match no key of the configuration have no effect, because other programs use the same prefixes. AWS
-Neuron has `NEURON_RT_VISIBLE_CORES`. For a service named `cortex`, Kubernetes sets `CORTEX_SERVICE_HOST` and
-`CORTEX_PORT=tcp://10.0.0.1:31313`.
+Variables that match no key of the configuration have no effect, because other programs use the same prefixes. For
+example, AWS Neuron has `NEURON_RT_VISIBLE_CORES`. For a service named `cortex`, Kubernetes sets `CORTEX_SERVICE_HOST`
+and `CORTEX_PORT=tcp://10.0.0.1:31313`.
 """
 
 import difflib
@@ -31,19 +31,19 @@ def overlay(
 ) -> dict[Keys, str]:
     """Override values in `tree`, the parsed configuration file, by environment variables.
 
-    Former names of tables, in `tree` and in variables, are replaced by the current names. If several variables set the
-    same key, the variable with the current full name has the highest precedence. Next is a former name, and last a name
-    in `short`.
+    Configuration tables may have former names, which are accepted in the file and in variables. In `tree`, the current
+    names replace the former names. If several variables set the same key, the precedence is: the variable with the
+    current full name, a variable with a former name, a variable in `short`.
 
     Args:
         tree: the parsed configuration file, which is changed in place.
         schema: class of the whole configuration.
         prefix: prefix of the environment variables to read.
-        short: additional variable names, each with the path of the key that it sets.
+        short: path of a configuration key for each additional variable name.
         environ: the environment variables.
 
     Returns:
-        For the path of each overridden key, the name of the variable that set it.
+        The names of the variables that override the file, by the path of the overridden key.
 
     Raises:
         ConfigError: a variable sets a key in a table, but the file has a plain value in place of this table.
@@ -78,7 +78,7 @@ def log_unknown_variables(
     Args:
         schema: class of the whole configuration.
         prefix: prefix of the environment variables.
-        short: additional variable names, each with the path of the key that it sets.
+        short: path of a configuration key for each additional variable name.
         others: names of variables that other code reads. They are not logged.
         environ: the environment variables.
     """
@@ -118,7 +118,7 @@ def _matching_variables(
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Return a sort key for the variable `name`. Of several variables for the same key, the last one takes effect."""
+    """Return a sort key for the variable `name`. The variable that is sorted last overrides the others."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 

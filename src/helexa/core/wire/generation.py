@@ -96,7 +96,7 @@ class GenerationRequest(ShapedRequest):
         return None
 
     def reject_unsupported(self) -> None:
-        """Raise an error for unsupported parameters that other servers support and that would change the output."""
+        """Raise an error for parameters that only other servers support and that would change the output."""
         super().reject_unsupported()
         for name, accepted_values in _UNSUPPORTED.items():
             self.reject(name, accepted_values)
@@ -135,9 +135,13 @@ class GenerationRequest(ShapedRequest):
             )
 
     def reject(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
-        """Raise an error if the parameter `name`, which the class does not declare, has an unsupported value.
+        """Raise an error if an undeclared parameter has an unsupported value.
 
         Values that are empty, zero or in `accepted` are allowed.
+
+        Args:
+            name: name of a parameter that the class does not declare.
+            accepted: further allowed values.
         """
         value = self.extra(name)
         if value and value not in accepted:

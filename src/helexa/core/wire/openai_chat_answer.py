@@ -37,7 +37,7 @@ class ChatToken(Alternative):
 
 
 class ChatLogprobs(TypedDict):
-    """Log-probabilities of the tokens of a completion's text. `content` is a JSON-encoded list of `ChatToken`."""
+    """Log-probabilities of the text tokens in a completion. `content` is a JSON-encoded list of `ChatToken`."""
 
     content: orjson.Fragment
     refusal: None

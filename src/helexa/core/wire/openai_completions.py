@@ -62,7 +62,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def answers(self) -> int:
-        """Number of completions that the request asks for, over all of its prompts."""
+        """Number of completions that the request asks for, for all its prompts together."""
         return len(self.prompt) * (self.n or 1)
 
     @property
@@ -96,16 +96,16 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of one choice, as parallel lists with one entry per token.
+    """Log-probabilities of one completion, as parallel lists with one entry per token.
 
     The first token of an echoed prompt has no log-probability (null).
 
     Attributes:
         tokens: text of each token.
         token_logprobs: log-probability of each token.
-        top_logprobs: JSON object for each token, which maps the texts of the token and of the most likely tokens to
-            log-probabilities.
-        text_offset: index of each token's first character in the choice's text.
+        top_logprobs: a JSON object for each token. The keys are the texts of this token and of the most likely tokens
+            at its position, and the values are log-probabilities.
+        text_offset: index of each token's first character in the completion's text.
     """
 
     tokens: list[str]

@@ -27,7 +27,7 @@ class TokenizeRequest(WireRequest):
         return any(message.has_image for message in self.messages or ())
 
     def reject_unsupported(self) -> None:
-        """Raise an error if not exactly one of `prompt` and `messages` is set, or if a parameter is not supported."""
+        """Raise an error if both or neither of `prompt` and `messages` are set, or if a parameter is not supported."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:

@@ -16,7 +16,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class HelexaTiming(TypedDict):
-    """Durations of prefill and decode, and the number of prompt tokens that were computed, not cached."""
+    """Durations of prefill and decode, and the number of prompt tokens that were not in the prefix cache."""
 
     prefill_ms: int
     decode_ms: int

@@ -19,15 +19,16 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int = 0) -> list[Message]:
     """Convert a conversation from items of the Responses API to chat messages.
 
-    Consecutive output items of the model (reasoning, a message, tool calls) become one assistant message. The
-    instructions and all system and developer messages become one system message at the beginning, because most chat
-    templates require this. Their texts are separated by empty lines.
+    Consecutive output items of the model (reasoning, a message, tool calls) become one assistant message.
+
+    Most chat templates accept only one system message, at the beginning. The texts of the instructions and of all
+    system and developer messages are therefore joined to one system message, with empty lines between them.
 
     Args:
         instructions: instructions of the request, or None.
         items: items of the conversation.
-        known: number of items at the beginning that come from earlier responses. Item numbers in error messages begin
-            after these items.
+        known: number of items at the beginning that come from earlier responses. In error messages, number 0 is the
+            first item after them.
 
     Raises:
         ApiError: 400: an item is invalid (`invalid_request_body`) or not supported (`unsupported_parameter`). The

@@ -50,7 +50,7 @@ class Logprob(TopLogprob):
 
 
 class OutputText(TypedDict):
-    """The only content part of an output message. `logprobs` is a JSON-encoded list of `Logprob`."""
+    """The content part of an output message (there is only one). `logprobs` is a JSON-encoded list of `Logprob`."""
 
     type: Literal["output_text"]
     text: str

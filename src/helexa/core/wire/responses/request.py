@@ -143,7 +143,7 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def namespaces(self) -> dict[str, str]:
-        """The namespace of each function tool that belongs to a namespace, by function name."""
+        """The tool namespaces by function name. Functions without a namespace are not included."""
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
@@ -183,7 +183,7 @@ class ResponsesRequest(GenerationRequest):
 
 
 def _complete_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Return a text format for a response. Members that the API defines for its type are added if they are missing."""
+    """Return the text format of a request in the form for a response. Keys that the API requires there are added."""
     if format.get("type") != "json_schema":
         return format
     return {"description": None, **format, "strict": format.get("strict") is not False}

@@ -16,7 +16,7 @@ _IGNORED = frozenset({"web_search", "web_search_preview"})  # agents offer these
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """Return the function tools, each as a pair: its namespace or None, and the function. Web search tools are ignored.
+    """Return the function tools as pairs of a namespace (or None) and a function. Web search tools are ignored.
 
     Raises:
         ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a web search tool. 400
