@@ -44,7 +44,9 @@ Framing = tuple[int | None, bool]
 
 
 def framing(version: str, method: bytes, headers: Headers) -> Framing:
-    """Return how the request body is delimited, and check the headers that determine it.
+    """Return the length of the request body, and whether the client waits for `100 Continue`.
+
+    Also check the request line and the headers on which these values depend.
 
     Raises:
         ApiError: status 400, if the HTTP version, the method, `Host` or `transfer-encoding` is not allowed.
