@@ -95,9 +95,9 @@ class Watch:
         return review
 
     async def deliver(self) -> int:
-        """Send to the webhook all confirmed regressions that it has not accepted yet.
+        """Send confirmed regressions to the webhook, except those that it has already accepted.
 
-        Return how many of them it accepts.
+        Return how many it accepts now.
         """
         if self._config.webhook is None:
             return 0

@@ -156,7 +156,8 @@ class ScenariosSection(config.Section):
         open_loop: requests at fixed rates.
         agentic: conversations that imitate coding agents.
         probe_prompt_tokens: prompt size in tokens of the long requests of the scenario `mixed`. While the server
-            processes long requests, the scenario measures the latency of one-token requests. 0 disables it.
+            processes long requests, the scenario measures the latency of one-token requests. 0 disables the
+            scenario.
         cancel: True to measure how fast the server releases a request after the client disconnects.
         tools: True to check whether tool calls are correct.
         json_schema: True to check whether responses with a JSON Schema are correct.

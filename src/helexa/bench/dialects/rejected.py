@@ -32,9 +32,9 @@ class RejectedParameters:
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
-        """Return a copy of `body` without the parameters that its model has rejected.
+        """Return the request body `body` without the parameters that its model has rejected.
 
-        Each of these parameters is renamed or removed, as `substitutes` specifies.
+        If `substitutes` has a replacement for a rejected parameter, the replacement gets the value of the parameter.
         """
         names = self.names.get(body["model"], set())
         named = {substitutes[name] if name in names else name: value for name, value in body.items()}
