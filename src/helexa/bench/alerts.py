@@ -1,8 +1,8 @@
 """Detects performance changes between builds and reports confirmed regressions to a webhook.
 
-A verdict compares the samples of a new build with those of earlier builds. A suspected change is confirmed only after
-more samples are taken. After a confirmed change, later builds are compared only with builds since the change. A
-slowdown that lasts over many builds therefore raises one alert.
+A verdict compares the samples of a new build with the samples of earlier builds. A suspected change is confirmed only
+after more samples are taken. After a confirmed change, later builds are not compared with builds from before the
+change. A slowdown that remains in all later builds therefore raises only one alert.
 """
 
 import logging
@@ -78,8 +78,8 @@ class Watch:
     def review(self) -> Review:
         """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
 
-        A new change is stored as a suspected alert. A suspected alert that has enough samples is confirmed or
-        dismissed.
+        A new change is stored as an alert in the state `suspected`. As soon as enough samples have been taken for a
+        suspected alert, it is confirmed or dismissed.
         """
         known = {_key(row): row for row in self._rows()}
         review = Review()
@@ -95,7 +95,10 @@ class Watch:
         return review
 
     async def deliver(self) -> int:
-        """Post confirmed regressions that were not delivered before to the webhook. Return how many it accepted."""
+        """Send confirmed regressions to the webhook, except those that it has already accepted.
+
+        Return how many it accepts now.
+        """
         if self._config.webhook is None:
             return 0
         waiting = [

@@ -189,7 +189,7 @@ async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncI
 
 
 async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
-    """Store the current time in the request's context when its connection is ready, just before the request is sent."""
+    """Store the current time in the request's context. Called when a connection is ready, just before sending."""
     moments: SimpleNamespace | None = context.trace_request_ctx
     if moments is not None:
         moments.sent = moments.now()

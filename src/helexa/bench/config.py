@@ -131,7 +131,7 @@ class OpenLoopSection(config.Section):
     Attributes:
         rates: request rates to measure, in requests per second. If a rate saturates the server, higher rates are
             skipped.
-        arrivals: distribution of the times between requests, `poisson` or `constant`.
+        arrivals: `poisson` for random intervals between requests, `constant` for equal intervals.
         duration_secs: seconds for which each rate is measured.
         prompt_tokens: tokens of each prompt.
     """
@@ -148,15 +148,16 @@ class ScenariosSection(config.Section):
     Attributes:
         prompt_sizes: prompt sizes in tokens for single requests. Each size is measured without and with a prefix cache
             hit.
-        decode_depths: numbers of tokens in the KV cache at which the decode rate is measured.
+        decode_depths: context lengths (tokens in the KV cache) at which the decode rate is measured.
         max_tokens: maximum number of tokens of a response.
         concurrency_levels: numbers of concurrent requests to measure.
         concurrency_secs: seconds for which each concurrency level is measured.
         concurrency_prompt_tokens: tokens of each concurrent request's prompt.
         open_loop: requests at fixed rates.
         agentic: conversations that imitate coding agents.
-        probe_prompt_tokens: prompt size of long requests during which the latency of one-token requests is measured. 0
-            disables the scenario.
+        probe_prompt_tokens: prompt size in tokens of the long requests of the scenario `mixed`. While the server
+            processes long requests, the scenario measures the latency of one-token requests. 0 disables the
+            scenario.
         cancel: True to measure how fast the server releases a request after the client disconnects.
         tools: True to check whether tool calls are correct.
         json_schema: True to check whether responses with a JSON Schema are correct.
@@ -203,7 +204,7 @@ class AlertsSection(config.Section):
         webhook: URL that receives a JSON object by POST for each confirmed regression.
         metrics: names of the metrics to compare.
         extra_samples: number of additional samples that are required to confirm a suspected change.
-        min_effect: smallest relative change that counts.
+        min_effect: smallest relative change that is reported, for example 0.03 for 3 %.
     """
 
     webhook: SecretStr | None = None

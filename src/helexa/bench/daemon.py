@@ -80,7 +80,7 @@ async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tu
 
 
 async def run(config: BenchConfig, path: Path | None) -> None:
-    """Measure repeatedly until SIGINT or SIGTERM. The signal discards the sample that is being measured.
+    """Measure repeatedly until SIGINT or SIGTERM. A sample that is incomplete at that time is discarded.
 
     Args:
         config: the configuration.

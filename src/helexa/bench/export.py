@@ -37,7 +37,7 @@ def export(archive: Archive, folder: Path) -> int:
 
 
 class _Site:
-    """The pages of an export. Starting with the overview, every page that another page links to is added."""
+    """The pages of an export: the overview, and all pages that can be reached from it by links."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive

@@ -71,8 +71,8 @@ class Build:
         version: version of the program, or empty.
         dirty: True if the source differed from the commit, or None if unknown.
         built_ms: build time in UTC epoch milliseconds.
-        facts: other properties that the server reports, for example library versions. Two programs with different
-            properties are different builds.
+        facts: other properties that the server reports, for example library versions. If one of them changes, the
+            program counts as another build.
     """
 
     engine: str

@@ -30,13 +30,13 @@ _MOST_RESTARTS = 3
 
 @dataclass(slots=True)
 class SweepReport:
-    """Numbers of samples and cells of a sweep.
+    """The result of a sweep, as counts of samples and of cells (benchmark configurations).
 
     Attributes:
         measured: number of valid samples taken.
         failed: number of invalid samples taken.
         skipped: number of cells that already had all required samples.
-        unreachable: error message by name of each target that could not be reached.
+        unreachable: the targets that could not be reached, as a dict from the target's name to the error message.
     """
 
     measured: int = 0
@@ -123,10 +123,10 @@ class Sweep:
         return saturated
 
     async def _keep(self, connection: Connection, identity: Identity, cell: Cell, sample: Sample) -> None:
-        """Store a sample if the target still has the host and the build with which the sample started.
+        """Store a sample, unless the target's host or build has changed since the start of the sample.
 
         Raises:
-            TargetChangedError: the host or the build has changed, and the sample is discarded.
+            TargetChangedError: the host or the build has changed. The sample is not stored.
             TargetError: the target cannot be reached. The sample is stored.
         """
         try:

@@ -62,8 +62,8 @@ async def complete(target: Target, request: Request) -> Completion:
 async def complete_choices(target: Target, requests: Sequence[Request]) -> Completion:
     """Run several requests with the same prompt, and return the completion of the first request.
 
-    The attribute `others` of the returned completion contains the completions of the other requests. The other requests
-    start after the prefill of the first request, so they reuse its KV pages.
+    The attribute `others` of the returned completion contains the completions of the other requests. To reuse the KV
+    pages of the first request, the other requests start only after its prefill.
 
     Raises:
         GenerationError: one of the requests failed. All other requests are then canceled.
@@ -89,17 +89,18 @@ async def results(
 ) -> AsyncGenerator[tuple[int, Result], None]:
     """Run requests concurrently. When a request ends, yield its index and its completion or error.
 
-    `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. They are repeated
-    one at a time after all other requests. So only a request that itself crashes the engine has an error as result.
+    `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. The failed
+    requests are repeated one at a time after all other requests. If the engine crashes again, the request that runs at
+    that time is the cause, and its result is the error.
 
     Args:
         target: the server or private engine that runs the model.
-        requests: requests to run. An item that is an error, not a request, is yielded unchanged as a result.
+        requests: requests to run. If an item is an error instead of a request, the error is yielded as its result.
         width: number of concurrent requests.
 
     Raises:
         HelexaError: the model could not be downloaded or loaded.
-        UnreachableError: the server cannot be reached and was never reached before.
+        UnreachableError: the server cannot be reached, and it has never responded before either.
     """
     await target.open()
     pending = enumerate(requests)

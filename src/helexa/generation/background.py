@@ -2,7 +2,8 @@
 
 All engines, connections and requests belong to the background event loop. A plain function of the library blocks the
 user's thread until the result is ready. An async function of the library awaits the result in the user's event loop.
-So event loops never nest, and both kinds of functions share the same engines.
+With this design, plain functions also work in a thread that already runs an event loop, and both kinds of functions
+share the same engines.
 """
 
 import asyncio
@@ -40,7 +41,8 @@ class Background:
         """Start `work` in the background event loop, and return a future for its result.
 
         Raises:
-            RuntimeError: the caller runs in the background thread itself, so waiting for the future would deadlock.
+            RuntimeError: the caller runs in the background thread itself. If it waited for the future, it would block
+                the event loop that computes the result.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -103,8 +105,8 @@ if hasattr(os, "register_at_fork"):
 class Caller(Protocol):
     """How library code waits for results of the background event loop and calls the user's callbacks.
 
-    There is one implementation for plain functions (`Blocking`) and one for coroutines (`Awaiting`). So the code of
-    both kinds of library functions is written only once, as a coroutine.
+    `Blocking` implements it for plain functions, `Awaiting` for async functions. The code of a library function is a
+    coroutine that waits only with a `Caller`, so both versions of the function can share it.
     """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -122,7 +124,8 @@ class Caller(Protocol):
 class Blocking:
     """The `Caller` for plain functions: waiting blocks the thread.
 
-    A coroutine that waits only with this class never suspends. So `blocking` can run it without an event loop.
+    A coroutine that waits only with this class never suspends. The function `blocking` can run such a coroutine without
+    an event loop.
     """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -141,7 +144,7 @@ class Blocking:
 
 
 class Awaiting:
-    """The `Caller` for coroutines: waiting suspends the coroutine in the user's event loop."""
+    """The `Caller` for async functions: waiting suspends the coroutine in the user's event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Await the result of `work`, which runs in the background event loop; see `Caller`."""
@@ -159,7 +162,10 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine without an event loop and return its result. It may wait only with a `Blocking` caller."""
+    """Run a coroutine without an event loop and return its result.
+
+    The coroutine may wait only with a `Blocking` caller.
+    """
     try:
         work.send(None)
     except StopIteration as end:
@@ -169,7 +175,10 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Run an async generator without an event loop and yield its items. It may wait only with a `Blocking` caller."""
+    """Run an async generator without an event loop and yield its items.
+
+    The generator may wait only with a `Blocking` caller.
+    """
     try:
         while (item := blocking(_next(items))) is not None:
             yield item
@@ -188,7 +197,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Run the async generator `items` in the background event loop, and yield its items in the caller's thread.
 
-    At the end, or if the caller stops early, `items` is closed.
+    `items` is closed after the last item, or as soon as the caller takes no more items.
     """
     lock = asyncio.Lock()  # closing waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None

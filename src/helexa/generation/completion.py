@@ -32,8 +32,8 @@ class Timings:
     """Durations of a request, in seconds.
 
     Attributes:
-        load_s: time until the model was loaded; almost 0 if it was loaded before.
-        queue_s: time in the queue behind other requests, after the load.
+        load_s: time from the call until the model is loaded. Almost 0 if it was already loaded.
+        queue_s: time that the request waits for other requests, after the model is loaded.
         prefill_s: time of the prompt's prefill.
         ttft_s: time from the call to the first token, including load, queue and prefill.
         decode_s: time from the first token to the last token.
@@ -63,7 +63,7 @@ class Completion:
         seed: random seed. A request with the same seed and prompt reproduces the response.
         device, dtype: device and data type of the computation, or None if the server does not report them.
         parsed: parsed text if the request had a schema: an instance of the pydantic model, or plain JSON values.
-        others: the second and later completions if the caller requested several for the prompt; see `choices`.
+        others: further completions for the same prompt, if the caller requested several; see `choices`.
     """
 
     text: str

@@ -38,7 +38,7 @@ class GenerationError(HelexaError):
         self.index: int | None = None
 
     def at(self, index: int) -> Self:
-        """Store in this error the index of the failed prompt in its batch, and return this error."""
+        """Set the attribute `index` of this error, and return this error."""
         self.index = index
         return self
 

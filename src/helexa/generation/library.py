@@ -147,8 +147,8 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
     """Generate responses to the prompts in a file of JSON lines, and write the results to another file.
 
     Each result is written as soon as it is ready. If the process is killed, the next call with the same files runs only
-    the remaining prompts. At the end, the lines are sorted in the order of the prompts. If a prompt fails, its line
-    contains the error, and the next call repeats the prompt.
+    the prompts that have no completion yet. After the last prompt, the lines are sorted in the order of the prompts. If
+    a prompt fails, its line contains the error, and the next call repeats the prompt.
 
     Args:
         prompts: path of the file of prompts. Each line is a string, a list of messages, or an object with a `prompt`;
@@ -184,7 +184,7 @@ def load(
 
     The returned object can be used in a `with` block. At the end of the block, the model is unloaded from its private
     engine, unless another object from `load` still uses the model. Without a `with` block, the model stays loaded until
-    the process ends.
+    `Model.close` is called or the process ends.
 
     Raises:
         HelexaError: the model could not be downloaded or loaded.
@@ -200,8 +200,8 @@ def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None
     Args:
         model: `org/name`, `scheme:name`, or a path.
         quant: quantization, which selects one of several GGUF files.
-        on_progress: called in another thread with the name of a stage, the bytes done, and the total bytes (0 if
-            unknown).
+        on_progress: called in another thread with three arguments: name of the current stage, number of downloaded
+            bytes, and total number of bytes (0 if unknown).
 
     Raises:
         SourceError: the download failed. The attribute `kind` names the reason.
@@ -222,6 +222,6 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 
 
 def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
-    """Return a `Model` for the options that select the model and the target, and the remaining options."""
+    """Return a `Model` that is created from the options for model and target. Also return all other options."""
     rest: Any = dict(options)
     return Model(ModelLocation(*(rest.pop(name, None) for name in _LOCATION_FIELDS))), rest

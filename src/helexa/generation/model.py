@@ -36,7 +36,8 @@ class AskOptions(SamplingOptions, total=False):
     """Options of generation, as keyword arguments: the fields of `Sampling`, and the following fields.
 
     Attributes:
-        sampling: all sampling options in one object. Sampling options that are also passed separately override it.
+        sampling: all sampling options in one object. A sampling option that is passed as its own keyword argument
+            overrides the option in this object.
         system: the system prompt.
         schema: JSON Schema or pydantic model that constrains the response; see `Completion.parsed`.
         think: whether the model reasons before its response. None selects the model's default.
@@ -293,7 +294,7 @@ class Model:
         `requests` is read lazily. The generator must run in the background event loop; see `across`.
 
         Args:
-            requests: requests to run. An item that is an error is yielded unchanged as a result.
+            requests: requests to run. If an item is an error instead of a request, the error is yielded as its result.
             max_parallel: number of concurrent requests, or None for a default.
         """
         if max_parallel is not None and max_parallel < 1:

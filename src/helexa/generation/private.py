@@ -45,7 +45,8 @@ _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "flo
 class EngineSettings:
     """Settings of a private engine, which the library starts for itself, without a server.
 
-    If a setting is None, its environment variable is read. If that is not set, the node's configuration is used.
+    If a setting is None, its environment variable is read. If the variable is not set, the value in the node's
+    configuration is used.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
@@ -80,12 +81,12 @@ class EngineSettings:
 
 
 class PrivateEngines:
-    """The private engines of this process that have the same settings. Each engine runs one model.
+    """All private engines of this process with the same settings. Each engine runs one model.
 
     Args:
         settings: settings of the engines.
-        standby: engine process that is started in advance, before the first model is known. It loads the first model.
-            If the first load fails, the process is ended.
+        standby: engine process that is already running when the first model is requested, because its start takes time.
+            It loads the first model. If this load fails, the process is ended.
     """
 
     def __init__(self, settings: EngineSettings, standby: WarmStandby) -> None:
@@ -118,7 +119,8 @@ class PrivateEngines:
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
         """Return the registry (the component that loads and unloads models) for the configured device.
 
-        If the device is `auto`, the model is downloaded first, and the device depends on the size of its weights.
+        If the device is `auto`, the method first downloads the model. It then selects a device by the size of the
+        model's weights.
 
         Raises:
             SourceError: the model could not be downloaded.
@@ -151,9 +153,9 @@ class PrivateEngines:
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, source: str) -> str:
-        """Return a unique model id for a model from `source`.
+        """Return a unique id for the model from `source`. The same source always gets the same id.
 
-        The id is `name`, or `name` with a number if a model from another source already has this id.
+        The id is `name` if no other source has this id. Otherwise a number is appended.
         """
         number = 1
         unique_name = name
@@ -194,7 +196,7 @@ class PrivateTarget:
 
     @property
     def width(self) -> int:
-        """Number of requests that the engine runs well concurrently; see `Target`."""
+        """Number of requests that should run concurrently; see `Target`."""
         model = self._served()
         return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
 
@@ -262,8 +264,8 @@ class PrivateTarget:
 def _weight_bytes(model: Path, quant: str | None) -> int:
     """Return the size in bytes of a model's weights.
 
-    The weights are all shards of a GGUF file, or the safetensors files in a folder. For a folder with `quant`, return
-    the size that the weights will have after this quantization.
+    The weights are all shards of a GGUF file, or the safetensors files in a folder. If `model` is a folder and `quant`
+    is not None, return the size that the weights will have after this quantization.
     """
     if model.is_dir():
         stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")

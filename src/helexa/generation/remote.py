@@ -60,7 +60,8 @@ class Remote:
     async def target(self, model: str | None) -> "RemoteTarget":
         """Return an object that runs requests to `model` on this server.
 
-        If `model` is None, use the first loaded model that the server lists, or else the first model.
+        If `model` is None, use the first model in the server's list that is loaded. If no model is loaded, use the
+        first model in the list.
 
         Raises:
             UnreachableError: the server does not respond.
@@ -87,7 +88,7 @@ class Remote:
         return RemoteTarget(self, model) if model is not None and model in names else None
 
     async def models(self) -> dict[str, bool]:
-        """Return a dict from the ids of the server's models to whether the model is loaded.
+        """Return the models of the server, as a dict from model id to True if the model is loaded, else False.
 
         Raises:
             UnreachableError: the server does not respond.
@@ -108,8 +109,8 @@ class Remote:
         """Request a streamed chat completion with the JSON `body`, and yield its chunks.
 
         Closing the generator cancels the request on the server. If the server is busy, the request is repeated a few
-        times, each time after the delay in the server's `Retry-After` header. After the last attempt, the error is
-        raised.
+        times. The server's `Retry-After` header determines the delay before each attempt. If the last attempt fails
+        too, its error is raised.
 
         Raises:
             GenerationError: the server rejected the request, failed, or disconnected.

@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Type of the keyword arguments that set the fields of `Sampling` separately."""
+    """Type of keyword arguments with the same names as the fields of `Sampling`."""
 
     max_tokens: int | None
     temperature: float | None

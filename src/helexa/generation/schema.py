@@ -64,7 +64,10 @@ class AnswerSchema:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a copy of a JSON Schema in which no object allows additional properties by default."""
+    """Return a copy of a JSON Schema in which objects have no additional properties.
+
+    If the schema of an object sets `additionalProperties` itself, this value is kept.
+    """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -33,7 +33,7 @@ class End:
 
 
 class WasThought:
-    """An event in a response: all text before this event was reasoning, not part of the response's text."""
+    """An event which states that all text before it was reasoning and does not belong to the response's text."""
 
 
 Event = Delta | WasThought | End
@@ -54,7 +54,7 @@ class Target(Protocol):
 
     @property
     def width(self) -> int:
-        """Number of requests that run well concurrently. The number is valid only after `open`."""
+        """Number of requests that should run concurrently for good throughput. Valid only after `open`."""
         ...
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
@@ -62,8 +62,8 @@ class Target(Protocol):
 
         Args:
             on_progress: callback that receives the progress of the load.
-            holder: object for which the model must stay loaded until `close` is called with the same object. None if
-                the model is needed only for a single request.
+            holder: object that needs the model. The model stays loaded until `close` is called with the same object.
+                None if the model is needed only for a single request.
 
         Raises:
             HelexaError: the model could not be downloaded or loaded.
@@ -83,6 +83,6 @@ class Target(Protocol):
     async def close(self, holder: object) -> None:
         """Tell the target that `holder` no longer needs the model.
 
-        If no other object from `open` needs the model, it is unloaded.
+        If no other `holder` that was passed to `open` still needs the model, the model is unloaded.
         """
         ...

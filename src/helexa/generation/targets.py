@@ -1,4 +1,8 @@
-"""Selects where a request runs: on the configured server, else on a server on this machine, else in a private engine.
+"""Selects where a request runs. The first available choice is used:
+
+1. the configured server,
+2. a server on this machine that has the model loaded,
+3. a private engine.
 
 A private engine is an engine that the library starts for itself, without a server.
 """
@@ -35,8 +39,8 @@ class ModelLocation:
     Attributes:
         model: `org/name`, `scheme:name`, or a path.
         target: URL of a gateway or a node, or `private` for a private engine.
-        device, dtype, quant: settings of a private engine. If one of them is set, and neither `target` nor the
-            environment names a server, a private engine is used.
+        device, dtype, quant: settings of a private engine. If one of them is set, a private engine is used, unless
+            `target` or the environment variable names a server.
     """
 
     model: str | None = None
@@ -58,7 +62,7 @@ class ModelLocation:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Cache key for the server or engine of this choice. It changes if the environment variables change."""
+        """Key under which `Targets` caches the selected server or engine. It depends on the environment variables."""
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property

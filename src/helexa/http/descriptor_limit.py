@@ -18,6 +18,6 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """Return the process's soft limit on open files. A larger limit than 65,536 is returned as 65,536."""
+    """Return the process's soft limit on open files, or 65,536 if the limit is larger."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_DESCRIPTORS if soft_limit == resource.RLIM_INFINITY else min(soft_limit, _MAX_DESCRIPTORS)

@@ -1,8 +1,9 @@
 """Checks of the `Host` and `Origin` headers, which detect requests that web pages of other sites send.
 
-A browser lets every web page send requests to any address, including addresses of this machine. It sends the page's
-origin in the header `Origin`. With DNS rebinding, an attacker's domain name resolves to this machine. `Origin` then
-matches the server, but `Host` contains the attacker's domain name.
+A browser lets every web page send requests to any address, including addresses of this machine. The header `Origin`
+names the page's site, so a comparison with `Host` detects such requests. DNS rebinding defeats this comparison: an
+attacker's domain name resolves to this machine, and both headers contain that name. A check of the name in `Host`
+detects DNS rebinding.
 """
 
 import ipaddress

@@ -46,8 +46,8 @@ class Service:
         keep_alive_secs: seconds after which an idle connection is closed.
         bodies: memory limit for request bodies.
         connections: the open connections.
-        idle: connections without a request, longest idle first. The value is the time since when the connection is
-            idle, on the event loop's clock.
+        idle: connections without a request, longest idle first. The dict maps each connection to the time at which it
+            became idle, on the event loop's clock.
         tasks: asyncio tasks of requests. A task may still run after its connection has closed.
         stopping: True during shutdown. Each connection then closes after its current requests.
         all_gone: event that is set when the last connection closes during shutdown.
@@ -65,7 +65,7 @@ class Service:
     _second: int = 0
 
     def date(self) -> bytes:
-        """Return the line with the `date` header for a response that is sent now."""
+        """Return the line of a response's head that contains the `date` header with the current time."""
         second = int(time.time())
         if second != self._second:
             self._second = second

@@ -1,7 +1,7 @@
 """Finds the builds at which a metric changed, in a series of one value per build.
 
-The series is fitted by a piecewise constant function (Potts model). The exact optimum is computed over all O(n^2)
-segments.
+The series is fitted by a piecewise constant function (Potts model). Dynamic programming over all O(n^2) possible
+segments finds the best fit.
 """
 
 from bisect import insort
@@ -33,11 +33,11 @@ class Level:
 def levels(values: Sequence[float]) -> list[Level]:
     """Return the segments of a piecewise constant fit of `values`, oldest first. An empty series has no segments.
 
-    The fit minimizes absolute errors of logarithms.
+    The fit uses the logarithms of the values. It minimizes the sum of absolute errors plus a penalty for each segment.
 
     Args:
-        values: one non-negative number per build, oldest first. The cost grows quadratically, so a few hundred values
-            at most.
+        values: one non-negative number per build, oldest first. The time of the fit grows quadratically with the
+            number of values, so pass at most a few hundred.
     """
     if not len(values):
         return []
@@ -58,14 +58,17 @@ def levels(values: Sequence[float]) -> list[Level]:
 
 
 def _scale(logs: np.ndarray) -> float:
-    """Return the mean absolute deviation of values from their level, estimated from differences of adjacent values."""
+    """Estimate the scatter: the mean absolute deviation of values from the level of their segment.
+
+    The segments are not known yet, so the estimate uses the differences of adjacent values.
+    """
     if len(logs) < 2:
         return _LEAST_SCALE
     return max(_LEAST_SCALE, float(np.median(np.abs(np.diff(logs)))) / _NEIGHBOURS)
 
 
 def _segment_costs(logs: np.ndarray) -> np.ndarray:
-    """Return a matrix of the fitting error of each segment: entry `[first, last]` is for values `first` to `last`.
+    """Return a matrix of fitting errors. Entry `[first, last]` is the error of the segment from `first` to `last`.
 
     The error is the sum of absolute deviations from the segment's median. Entries with `last` < `first` are inf.
     """

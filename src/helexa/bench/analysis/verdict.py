@@ -1,10 +1,12 @@
-"""Decides whether a build is faster or slower than earlier builds, from the bootstrapped ratio of medians.
+"""Decides whether a build is faster or slower than earlier builds.
 
-A build has changed if both conditions hold:
+The ratio is the median of the build divided by the median of the earlier builds. A build has changed if both conditions
+hold:
 
-* The confidence interval of the ratio excludes 1. The bootstrap resamples builds and then the samples of each build.
-* The ratio differs from 1 by more than a threshold. The threshold is 3 %, or twice the typical difference between
-  unchanged builds if that is larger.
+* The confidence interval of the ratio excludes 1. A bootstrap computes the interval: it resamples the earlier builds,
+  and then the samples of each build.
+* The ratio differs from 1 by more than a threshold. The threshold is the larger of 3 % and twice the typical difference
+  between unchanged builds.
 """
 
 from collections.abc import Sequence
@@ -55,7 +57,8 @@ class Verdict:
 
     Attributes:
         state: `improved`, `regressed`, `same`, or `too few` if there are too few samples for a comparison.
-        interval: ratio of the build's median to the median of the earlier builds, or None if `state` is `too few`.
+        interval: the build's median divided by the median of the earlier builds, with the confidence interval of this
+            ratio. None if `state` is `too few`.
         threshold: smallest relative change that counts as a change.
         samples: number of samples of the build.
         trailing_samples: number of samples of the earlier builds in the comparison.
@@ -86,7 +89,7 @@ def judge(
         samples: samples of the build to judge.
         better: whether lower or higher values of the metric are better.
         known: index in `history` of the last confirmed change. Builds before this index are not compared.
-        min_effect: smallest relative change that counts, if the history does not require a larger one.
+        min_effect: lower bound of the threshold (see `least_effect`).
     """
     trailing = list(history[known:])[-TRAILING_BUILDS:]
     threshold = least_effect(history, min_effect)
@@ -107,10 +110,10 @@ def judge(
 
 
 def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -> bool:
-    """Return whether samples taken after a suspected change confirm the change on their own.
+    """Return whether a suspected change is confirmed by the samples that were taken after the suspicion.
 
-    A change is suspected because the first samples were unusual, possibly by chance. The same samples therefore cannot
-    confirm it.
+    A change is suspected because the first samples were unusual, possibly by chance. The first samples therefore cannot
+    confirm the change.
 
     Args:
         verdict: verdict on all samples of the build.
@@ -127,8 +130,8 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
 def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFFECT) -> float:
     """Return the smallest relative change that counts as a change, given the samples of earlier builds.
 
-    It is `min_effect`, or twice the typical deviation between builds if that is larger. The deviation is estimated from
-    differences of adjacent builds, so one old change does not raise it.
+    It is the larger of `min_effect` and twice the typical deviation between builds. The deviation is estimated from the
+    differences of adjacent builds, so a single change in the history hardly raises it.
     """
     medians = np.array([median(build) for build in history])
     if len(medians) < 2 or not (medians > 0).all():
@@ -143,8 +146,8 @@ def median_ratio(base: Sequence[Sequence[float]], samples: Sequence[float]) -> I
     The bootstrap uses a fixed seed, so the result is reproducible.
 
     Args:
-        base: samples of each earlier build, none empty. The bootstrap resamples the builds first, and then their
-            samples.
+        base: samples of each earlier build. No build has an empty list. The bootstrap resamples the builds first, and
+            then the samples of each chosen build.
         samples: samples of the new build.
     """
     random = np.random.default_rng(_SEED)

@@ -47,7 +47,7 @@ class QueryExecutor:
             self._waiting -= 1
 
     async def warm_up(self) -> None:
-        """Run the query of the overview page, so that its results are cached before the first request."""
+        """Run the query of the overview page before the first request, to fill the cache with its results."""
         with suppress(ApiError):
             await self.ask(summary)
 

@@ -94,9 +94,9 @@ def _take_delta(index: int, delta: dict[str, Any], answer: Answer) -> DeltaKind 
 
 
 def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
-    """Read token counts and server timings from the `usage` of a stream event into `answer`.
+    """Store in `answer` the token counts and server timings from `usage`, a field of some stream events.
 
-    The first and the last event of a stream have a `usage`. An output token count of 0 is ignored.
+    The first and the last event of a stream have this field. An output token count of 0 is ignored.
     """
     fresh = number(usage.get("input_tokens"))
     if fresh is not None:

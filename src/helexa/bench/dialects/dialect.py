@@ -23,7 +23,7 @@ class Answer:
         calls: tool calls by their index in the response.
         finish_reason: finish reason, or None if it has not been received.
         ended: True if the stream's last event has been received.
-        counted: completion tokens up to the last chunk, or None if the server did not report them with that chunk.
+        counted: number of completion tokens that the server reported with the last chunk, or None if it reported none.
         prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: token counts reported by the server, or None.
         prefill_s, decode_s, queue_s: durations in seconds reported by the server, or None.
     """
@@ -58,8 +58,8 @@ class Dialect(Protocol):
 
     Attributes:
         path: URL path of requests.
-        substitutes: optional parameters that some models reject. The value is the name of a replacement parameter, or
-            None if the parameter is omitted instead.
+        substitutes: optional parameters that some models reject. The dict maps the name of each such parameter to the
+            name of a replacement. None as replacement means that the parameter is omitted.
     """
 
     path: str

@@ -120,7 +120,7 @@ def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
 
 
 def _take_timings(timings: dict[str, Any], answer: Answer) -> None:
-    """Read the durations and the number of cached tokens that llama.cpp reports as `timings` into `answer`."""
+    """Store in `answer` the durations and the number of cached tokens that llama.cpp reports in `timings`."""
     if not timings:
         return
     answer.prefill_s = seconds(timings.get("prompt_ms"))

@@ -32,7 +32,10 @@ class RejectedParameters:
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
-        """Return `body` with the rejected parameters of its model renamed or removed, as `substitutes` specifies."""
+        """Return the request body `body` without the parameters that its model has rejected.
+
+        If `substitutes` has a replacement for a rejected parameter, the replacement gets the value of the parameter.
+        """
         names = self.names.get(body["model"], set())
         named = {substitutes[name] if name in names else name: value for name, value in body.items()}
         return {name: value for name, value in named.items() if name is not None}

@@ -1,4 +1,4 @@
-"""Clocks of the benchmark. Durations come from a monotonic clock. Calendar time is only stored with samples."""
+"""Clocks of the benchmark: a monotonic clock to measure durations, and a calendar clock to date samples."""
 
 import asyncio
 import time

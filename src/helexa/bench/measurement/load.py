@@ -43,8 +43,8 @@ class OpenLoop:
 async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: Clock) -> list[RequestRecord]:
     """Keep `concurrency` requests in flight for `duration_secs`. Return their records, ordered by send time.
 
-    Each simulated user waits for the response before it sends its next request, and sends at least one request. After
-    `duration_secs`, no new requests are sent, and the responses in progress are awaited.
+    Each simulated user sends at least one request, and waits for the response before it sends the next request. After
+    `duration_secs`, users send no new requests. The function returns when the last response is complete.
 
     Args:
         ask: sends one request.
@@ -71,11 +71,11 @@ async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: C
 
 
 def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Yield the ascending send times of requests, in seconds after the start and less than `duration_secs`.
+    """Yield the send times of requests in ascending order, in seconds after the start.
 
     Args:
         rate_rps: average rate in requests per second.
-        duration_secs: end of the last interval, in seconds.
+        duration_secs: upper bound of the send times, in seconds.
         arrivals: `poisson` for random intervals, `constant` for equal intervals.
         seed: random seed of the intervals.
     """
@@ -89,7 +89,7 @@ def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, see
 async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoop:
     """Send each request at its scheduled time, independent of earlier responses. Wait for all responses.
 
-    Sending stops early if the number of requests in flight keeps growing, because the server is then saturated.
+    If the number of requests in flight keeps growing, the server is saturated, and no more requests are sent.
 
     Args:
         ask: sends one request.
@@ -141,8 +141,8 @@ def fell_behind(records: Sequence[RequestRecord]) -> bool:
 def is_growing(backlog: Sequence[int]) -> bool:
     """Return whether the number of requests in flight keeps growing.
 
-    The number must grow significantly in each third of the series. In the last third, it must grow by more than 0.2 per
-    arrival. A server that only paused for a moment therefore does not count as saturated.
+    The number must grow significantly in each third of the series. In the last third, it must grow by more than 0.2
+    requests per arrival. These conditions exclude a server that only paused for a moment.
 
     Args:
         backlog: number of requests in flight at each arrival.

@@ -52,7 +52,7 @@ class RequestMeasures:
     """The metrics of one request. A metric is None if the request does not define it.
 
     Attributes:
-        estimated: True if the server did not report the number of tokens, and chunks were counted instead.
+        estimated: True if the number of tokens is the number of chunks, because the server did not report tokens.
         prefill_estimated: True if `prefill_tps` is based on the time to first token at the client, because the server
             did not report its prefill time.
     """
@@ -82,7 +82,7 @@ class RunMeasures:
     Attributes:
         requests: number of sent requests.
         completed, rejected, timed_out, failed, incomplete: number of requests with each status.
-        distributions: summary statistics of each metric over the complete responses.
+        distributions: summary statistics of each metric, computed from the requests with complete responses.
         totals: metrics of the whole sample: `output_tps`, `goodput_rps` and `goodput_share`.
         estimated: True if the tokens of some requests were estimated from the number of chunks.
         prefill_estimated: True if some prefill rates are based on the time to first token at the client.
@@ -218,7 +218,8 @@ def _hidden_tokens(record: RequestRecord) -> int:
 def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:
     """Return the prefill rate in tokens per second, and whether it is estimated.
 
-    It is estimated from `ttft` if the server does not report its prefill time. Cached tokens do not count.
+    The rate is the number of prompt tokens without cached tokens, divided by the prefill time that the server reports.
+    If the server does not report it, `ttft` (time to first token) is used, and the rate counts as estimated.
     """
     if record.prompt_tokens is None:
         return None, False
@@ -238,9 +239,10 @@ def _queue(record: RequestRecord, ttft: float | None) -> float | None:
 
 
 def _token_gaps(record: RequestRecord) -> list[float]:
-    """Return the time before each token, or an empty list if the server does not report a token count with each chunk.
+    """Return the time between each token and the previous token.
 
-    If a chunk has several tokens, the time since the previous chunk is divided evenly among them.
+    If a chunk has several tokens, the time since the previous chunk is divided evenly among them. The list is empty if
+    the server does not report a token count with each chunk.
     """
     gaps: list[float] = []
     for previous, current in pairwise(record.deltas):
@@ -256,7 +258,7 @@ def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
     """Return whether a request meets the latency limits.
 
     A request without any token fails the limits of TTFT and total time. A response of one token has no time per output
-    token, so it meets that limit.
+    token, so it meets the limit of the time per output token.
     """
     waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
     in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)

@@ -2,8 +2,8 @@
 
 The definitions use the following terms. Times are seconds on the client's monotonic clock. t0 is the time just before a
 request is sent. c1 to ck are the chunks with text, reasoning or tool calls, and t(c1) is the arrival time of c1. n is
-the number of completion tokens. m is the number of tokens that the client receives: n without reasoning tokens that the
-server does not send.
+the number of completion tokens. m is the number of tokens that the client receives: n minus the number of reasoning
+tokens that the server does not send.
 """
 
 from dataclasses import dataclass

@@ -30,10 +30,10 @@ class PromptRequest:
         model: name of the model.
         turns: messages of the conversation.
         max_tokens: maximum number of tokens of the response.
-        fixed_length: True if the request measures speed and its text does not matter. If the server supports
-            `ignore_eos`, it decodes exactly `max_tokens` tokens. Temperature is 1, because greedy responses often
-            repeat themselves, and speculative decoding of repetitions is several times as fast as usual. If False,
-            temperature is 0.
+        fixed_length: True if the request measures speed and the text of the response does not matter. If the server
+            supports `ignore_eos`, it decodes exactly `max_tokens` tokens. The temperature is 1 if `fixed_length` is
+            True, else 0. At temperature 0, responses often repeat themselves. Speculative decoding of repetitions is
+            several times as fast as usual, so the measured speed would be too high.
         tools: functions that the model may call.
         schema: JSON Schema of the response, or None.
     """

@@ -114,9 +114,10 @@ class Prompts:
     """Generates prompts of random words. Each prompt begins with a unique word, so it cannot hit a prefix cache.
 
     Args:
-        seed: determines all words except the unique words. All builds therefore receive similar prompts.
-        salt: determines the unique words. A random salt per sample prevents cache hits even if the server still caches
-            prompts of a lost database.
+        seed: determines all words except the unique words. With the same seed, all builds receive prompts that differ
+            only in the unique words.
+        salt: determines the unique words. It should be random for each sample. Otherwise a new database would repeat
+            the prompts of an old one, which the server may still have in its cache.
     """
 
     def __init__(self, seed: int, salt: str) -> None:

@@ -84,11 +84,12 @@ def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
-    """Return a chart of columns of `CapacityPoint` over the load (concurrency or request rate).
+    """Return a chart with one line for each of `columns`. The x axis is the load (concurrency or request rate).
 
     Args:
         capacity: measurements at each load.
-        columns: pairs of a field name of `CapacityPoint` and the metric from which the unit and the title are taken.
+        columns: pairs of two names: the field of `CapacityPoint` to draw, and the metric that has the line's unit and
+            title.
     """
     values = {name: [getattr(point, name) for point in capacity.points] for name, _ in columns}
     scale, unit = _unit(columns[0][1], [value for name, _ in columns for value in values[name] if value is not None])
@@ -114,7 +115,7 @@ def _title(column: str, metric: str) -> str:
 
 
 def pareto(capacities: Sequence[Capacity]) -> Chart:
-    """Return a chart of the server's total throughput over the decode rate of one user, with one point per load."""
+    """Return a chart with one point per load. x is the decode rate of one user, y is the server's total throughput."""
     points = sorted(
         (point.decode_tps, point.output_tps, place, point.load)
         for place, capacity in enumerate(capacities)
@@ -135,7 +136,7 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
 
 
 def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
-    """Return a chart of a rate over the context length, with one line for each kind (cold, warm, decode).
+    """Return a chart that shows how a rate depends on the context length. It has one line for each of `scalings`.
 
     Args:
         scalings: rates by context length.
@@ -157,7 +158,7 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
 
 
 def _ticks(lengths: Sequence[float]) -> list[float]:
-    """Return the context lengths to label on a logarithmic axis, so that the labels do not overlap."""
+    """Return those context lengths on a logarithmic axis that have enough space for a label."""
     positions: list[float] = []
     for length in lengths:
         if not positions or length >= positions[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
@@ -190,7 +191,7 @@ def _line(label: str, unit: str, values: Sequence[float | None], colour: int, st
 
 
 def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
-    """Return the factor by which values are multiplied for a chart, and their unit after that.
+    """Return the factor by which a chart multiplies the values of a metric, and the unit of the products.
 
     Durations below one second are converted to milliseconds, shares to percent.
     """

@@ -17,7 +17,10 @@ _MOST_TICKS = 400
 
 
 def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
-    """Return the SVG path of a sparkline, and x and y of its last point. Return None for fewer than three values."""
+    """Return the SVG path of a sparkline, and the coordinates x and y of its last point.
+
+    Return None for fewer than three values.
+    """
     if len(values) < 3:
         return None
     width, height = SPARK
@@ -36,8 +39,8 @@ def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
 class Forest:
     """Positions for drawing a ratio and its confidence interval, in pixels from the left.
 
-    `one` is the position of ratio 1. `low`, `high` and `ratio` are the positions of the interval's bounds and of the
-    ratio.
+    `ratio` is the position of the ratio, and `one` is the position of the value 1. `low` and `high` are the positions
+    of the interval's bounds.
     """
 
     one: float
@@ -47,9 +50,9 @@ class Forest:
 
 
 def forest_scale(ratios: Sequence[Interval]) -> float:
-    """Return the largest ratio that the drawings of `ratios` must show, from 1.1 to 4.
+    """Return the upper end of the common axis for drawings of `ratios`: a ratio between 1.1 and 4.
 
-    The smallest ratio is its inverse.
+    The lower end of the axis is 1 divided by the upper end.
     """
     factors = [max(one.high, 1 / one.low) for one in ratios if one.low > 0]
     return min(4.0, max([1.1, *factors]))

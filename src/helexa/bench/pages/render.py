@@ -58,7 +58,8 @@ def environment() -> Environment:
 def fingerprint(name: str) -> str:
     """Return a short hash of a static file's content.
 
-    As part of the file's URL, it prevents the use of outdated cached files.
+    The hash is a part of the file's URL. When the file changes, its URL changes, and browsers do not use a cached old
+    version.
     """
     file = resources.files("helexa.bench.pages").joinpath("static").joinpath(name)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:10]

@@ -153,7 +153,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 
 def loads(archive: Archive, query: Query) -> Context:
-    """Return the variables of the capacity page: latency and throughput over concurrency or request rate."""
+    """Return the variables of the capacity page: latency and throughput at each concurrency or request rate."""
     cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
     curves = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
@@ -172,7 +172,7 @@ def loads(archive: Archive, query: Query) -> Context:
 
 
 def context(archive: Archive, query: Query) -> Context:
-    """Return the variables of the context page: prefill and decode rates over the context length."""
+    """Return the variables of the context page: prefill and decode rates at each context length."""
     cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
     scalings = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
     return {
@@ -216,10 +216,10 @@ def method(_archive: Archive, _query: Query) -> Context:
 def _first_cell(
     archive: Archive, query: Query, parts: tuple[str, ...], kinds: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
-    """Return target, model or scenario to show on a page that shows one benchmark configuration.
+    """Select the benchmark configuration that a page shows.
 
-    The result is the first measured configuration that matches the query. If none matches, trailing `parts` of the
-    query are ignored until one does.
+    It is the first measured configuration that matches the query in all `parts`. If there is none, the last of `parts`
+    is ignored, then the last two, and further until a configuration matches.
 
     Args:
         archive: the result database.

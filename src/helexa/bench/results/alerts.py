@@ -41,7 +41,7 @@ def alerts(
 ) -> list[Alert]:
     """Return alerts, newest first, with the given target, model and state. None matches every value.
 
-    `limit` applies before the filters.
+    Only the newest `limit` alerts are read and then filtered, so fewer may be returned.
     """
     names = archive.names
     alert_rows = [

@@ -43,7 +43,10 @@ class Archive:
         return self.answer("names", lambda: Names.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, cached under `key` until another process writes to the database."""
+        """Return the result of `find()`, and cache it under `key`.
+
+        The cached result is used until another process writes to the database.
+        """
         version = self.reader.select("PRAGMA data_version")[0][0]
         if version != self._version:
             self._version = version
@@ -51,9 +54,9 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find()`, cached under `key` even after writes to the database.
+        """Return the result of `find()`, and cache it under `key`, for a result that never changes.
 
-        The result must therefore depend only on `key`.
+        In contrast to `answer`, the cached result is also used after another process has written to the database.
         """
         return _remembered(self._kept, _MOST_KEPT, key, find)
 

@@ -1,7 +1,7 @@
 """Latency, throughput and goodput of a target at increasing load (concurrency or request rate).
 
-The knee is the highest load that does not yet increase latency much. The Pareto front consists of the loads with the
-best trade-offs between total throughput and rate per user.
+The knee is the highest load at which no requests are rejected and latency is still low. The Pareto front consists of
+the loads with the best trade-offs between total throughput and rate per user.
 """
 
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ class CapacityPoint:
     Attributes:
         load: number of requests in flight (closed loop), or requests sent per second (open loop).
         decode_tps: decode rate of one user in tokens per second. `output_tps` is the total of all users.
-        pareto: True if no other load is at least as good in both `decode_tps` and `output_tps` and better in one of
-            them.
+        pareto: True if this load is on the Pareto front: at every other load, `decode_tps` or `output_tps` is lower, or
+            both are equal.
     """
 
     scenario: str
@@ -49,8 +49,7 @@ class Capacity:
     Attributes:
         loop: `closed` (fixed concurrency) or `open` (fixed request rate).
         points: metrics at each load, lowest load first.
-        knee: highest load up to which no requests are rejected and the 95th percentile of TTFT is at most twice its
-            value at the lowest load. None if unknown.
+        knee: highest load at which no requests are rejected and TTFT is still low; see `knee`. None if unknown.
         knee_concurrency: the knee if `loop` is `closed`, else None.
     """
 
@@ -87,7 +86,10 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
 
 
 def knee(points: list[CapacityPoint]) -> float | None:
-    """Return the highest load before requests are rejected or the 95th percentile of TTFT has more than doubled.
+    """Return the highest load that is below all overloaded loads.
+
+    A load counts as overloaded if requests are rejected, or if the 95th percentile of TTFT is more than twice its value
+    at the lowest load.
 
     Args:
         points: metrics at each load, lowest load first.

@@ -37,7 +37,7 @@ class Compared:
     """The comparison of one metric between sides A and B, for one model and scenario.
 
     Attributes:
-        target: the target on which both sides were measured, or empty if the sides name targets.
+        target: the target on which both sides were measured. Empty if the sides themselves are targets.
         a, b: medians of the samples of each side.
         ratio: median of B divided by median of A, with confidence interval. None if there are too few samples.
         differs: other differences between the sides: target, hardware, model configuration, scenario parameters.
@@ -62,9 +62,9 @@ class Compared:
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
 ) -> list[Compared]:
-    """Return the comparison of all metrics that were measured on both sides, by model and scenario.
+    """Compare two sides. Return one comparison for each model, scenario and metric that was measured on both sides.
 
-    If a side has several builds, the most recently measured build of each model and scenario is used.
+    If a side has several builds, only the build that was measured last is used, for each model and scenario.
 
     Args:
         archive: the result database.
@@ -141,10 +141,10 @@ Rows = dict[tuple[str, str, str], _Samples]
 
 
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
-    """Return the samples of one side of a comparison, by target, model and scenario.
+    """Return the samples of one side of a comparison, as a dict with keys of target, model and scenario.
 
-    For each key, only the most recently measured cell (host, build and configuration) is used. The target in the keys
-    is empty if `apart` is False.
+    Each key has only the samples of the most recently measured cell (host, build and configuration). If `apart` is
+    False, the target in the keys is an empty string.
 
     Raises:
         LookupError: the side has no measurements.

@@ -23,12 +23,12 @@ def cell_ids(cell: CellRow) -> CellIds:
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
-    """Return the differences between two hosts as text: host name, device, driver and CUDA version. Empty if none."""
+    """Return a text that lists the differences of two hosts in name, device, driver and CUDA version. Empty if none."""
     return changes(_facts(old), _facts(new))
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return the entries that differ between two dicts as text, each as `name old → new`. Empty if none."""
+    """Return a text that lists the entries that differ between two dicts, each as `name old → new`. Empty if none."""
     names = sorted(old.keys() | new.keys())
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 

@@ -1,4 +1,4 @@
-"""Reads the newest samples of each target, model and scenario: those of its most recently measured build."""
+"""Reads the samples of the most recently measured build, for each target, model and scenario."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class LatestCell:
         return self.names.scenarios[self.cell.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:
-        """Return the value of `column` of each sample, oldest first, without None."""
+        """Return the values of `column`, one per sample, oldest sample first. Values that are None are omitted."""
         return [row[column] for row in self.rows if row[column] is not None]
 
     def distribution(self, column: str) -> Distribution | None:
@@ -89,7 +89,9 @@ class LatestCell:
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
 ) -> list[LatestCell]:
-    """Return the most recently measured cell of each target, model and scenario, sorted by these three.
+    """Return the most recently measured cell of each target, model and scenario.
+
+    The cells are sorted by target, model and scenario.
 
     Args:
         archive: the result database.

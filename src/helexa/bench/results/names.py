@@ -53,8 +53,8 @@ def hardware_label(host: HostRow) -> str:
 def build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
     """Return a unique display name for each build by row id: its commit, or its version if the commit is unknown.
 
-    Two builds of the same commit may differ in libraries or uncommitted changes. Two builds of the same version may
-    have different engines. A short hash is appended to the labels of such builds.
+    Several builds may have the same commit or version, but different libraries, uncommitted changes or engines. To make
+    their names unique, a short hash is appended.
     """
     count = Counter(map(_commit, builds))
     return {

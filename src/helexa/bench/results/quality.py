@@ -11,7 +11,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The score of an automatic check at the newest build: the share of correct responses, with the decode rate."""
+    """The result of an automatic check of the newest build: share of correct responses, and decode rate."""
 
     target: str
     model: str
@@ -26,7 +26,7 @@ class Check:
 class Artifact:
     """A response to a capability probe, and its score.
 
-    `score` is the newest score that a scorer has set, or the score of the automatic checks if there is none.
+    `score` is the newest score that a scorer has set. Without such a score, it is the score of the automatic checks.
     """
 
     run_id: int
@@ -44,7 +44,10 @@ class Artifact:
 
 
 def checks(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Check]:
-    """Return the scores of the newest build of each target, model and scenario, except capability probes."""
+    """Return the results of automatic checks for the newest build of each target, model and scenario.
+
+    Capability probes are not included.
+    """
     return [
         Check(cell.target, cell.model, cell.scenario, cell.build, score.p50, cell.median("output_tps_user"), score.n)
         for cell in latest(archive, target=target, model=model)

@@ -29,12 +29,12 @@ class Point:
     Attributes:
         build_id: row id of the build. `sha` is its display name.
         at_ms: time of the first sample in UTC epoch milliseconds.
-        host_id, model_id, scenario_id: row ids. A different id than at the previous point means that hardware, model
-            configuration or scenario parameters have changed.
+        host_id, model_id, scenario_id: row ids of hardware, model configuration and scenario parameters. If an id
+            differs from the id of the previous point, the respective properties have changed.
         values: the samples, oldest first.
         p10, p50, p90: percentiles of the samples.
         level: value of the piecewise constant fit at this build.
-        change: relative change of `level` from the previous build, or None if it is unchanged.
+        change: relative change of `level` since the previous build, or None if the level is the same.
         verdict: comparison with earlier builds on the same hardware with the same configuration and parameters.
     """
 
@@ -149,7 +149,8 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
     """Return the samples of `cell` and those of earlier builds on the same hardware and configuration.
 
-    The samples of a build are in the order in which they were stored, so changes of the calendar clock do not matter.
+    The samples of a build are in the order in which they were stored. This order is correct even if the calendar clock
+    was changed meanwhile.
     """
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
@@ -242,7 +243,8 @@ def _points(
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
     """Return the fitted level of each build, and its relative change from the previous level.
 
-    The change is None at builds without a change. A new fit starts where hardware, configuration or parameters change.
+    The change is None if a build has the same level as the previous build. Builds with different hardware, model
+    configuration or scenario parameters are fitted separately.
     """
     fits: list[tuple[float | None, float | None]] = []
     for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id, one.scenario_id)):

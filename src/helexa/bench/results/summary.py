@@ -28,7 +28,8 @@ _RECENT_BUILDS = 20
 class SummaryRow:
     """The metrics of the newest build for one target, model and scenario.
 
-    Fields whose names have no unit are rates per second, counts, or shares from 0 to 1.
+    If a value has a unit, the field name contains it, for example `_s`, `_mb` or `tps` (tokens per second).
+    `headline_median` has the unit of the metric `headline`.
     """
 
     target_name: str
@@ -79,7 +80,7 @@ class SummaryRow:
 
 
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
-    """Return a row for each target, model and scenario, sorted by these three.
+    """Return a row for each target, model and scenario. The rows are sorted by target, model and scenario.
 
     Args:
         archive: the result database.

@@ -25,7 +25,7 @@ class Swap:
 
 
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
-    """Return the load durations for each target, model and scenario in which models were loaded."""
+    """Return the durations for each target, model and scenario. Only scenarios that load models are included."""
     swap_rows: list[Swap] = []
     for cell in latest(archive, target=target, model=model):
         load = cell.distribution("load_s")

@@ -1,4 +1,4 @@
-"""Capability probes: prompts whose responses are stored and scored, to compare quality next to speed."""
+"""Capability probes: prompts whose responses are stored and scored, to compare not only speed but also quality."""
 
 import re
 from dataclasses import dataclass

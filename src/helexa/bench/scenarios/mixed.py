@@ -1,4 +1,7 @@
-"""Measures the latency of short requests during long requests, to show how fairly the server schedules."""
+"""Measures the latency of short requests while the server processes long requests.
+
+The latency shows how fairly the server schedules its requests.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,9 +20,10 @@ _PROBES_RPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Long prompts one after the other, and at the same time one-token requests (probes) at a constant rate.
+    """Two kinds of requests that are sent concurrently.
 
-    Only the probes are measured.
+    Long requests are sent one after the other, as background load. One-token requests (probes) are sent at a constant
+    rate. Only the probes are measured.
     """
 
     warms_up: ClassVar[bool] = True

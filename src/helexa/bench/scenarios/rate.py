@@ -1,6 +1,7 @@
 """Open-loop load: requests are sent at given times even if earlier responses are late.
 
-Tail latencies are therefore realistic.
+In a closed loop, a slow server receives fewer requests, and tail latencies look too low. An open loop avoids this
+error.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests at a given rate for a fixed time, independent of responses. No prompt hits the prefix cache."""
+    """Requests at a given rate for a fixed time, even if responses are late. No prompt hits the prefix cache."""
 
     warms_up: ClassVar[bool] = True
 

@@ -66,8 +66,8 @@ class Scenario(Protocol):
     """A load that can be sent to a model.
 
     Attributes:
-        warms_up: True if the scenario is executed once without being recorded before the first sample of a benchmark
-            configuration.
+        warms_up: True if the scenario needs a warm-up: before the first sample of a benchmark configuration, it is
+            executed once and the result is discarded.
     """
 
     warms_up: ClassVar[bool]
@@ -99,9 +99,9 @@ Requests rejected by an overloaded server do not count as failed.
 
 
 def first_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return the status and error of the first failed request, or None if all requests succeeded.
+    """Return a text with the status and the error of the first failed request. Return None if all requests succeeded.
 
-    If there are no records at all, an error text is returned too.
+    An empty list of records counts as a failure: the result is then an error text.
     """
     for record in records:
         if record.status != "ok":
@@ -125,7 +125,8 @@ def load_failure(records: Sequence[RequestRecord]) -> str | None:
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
     """Return whether the model generates text and its context is long enough for prompt and response.
 
-    The number of prompt tokens is increased by 10 %, because prompts are counted in words.
+    The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
+    therefore adds 10 %.
     """
     room = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
     return "text" in model.capabilities and room

@@ -15,8 +15,8 @@ _TAIL_TOKENS = 16
 class Single:
     """One request with a prompt of a given size.
 
-    If `cache` is `cold`, the prompt does not hit the prefix cache. If it is `warm`, all but the end of the prompt is in
-    the prefix cache.
+    If `cache` is `cold`, the prompt does not hit the prefix cache. If `cache` is `warm`, the prefix cache contains the
+    prompt except its last few tokens.
     """
 
     warms_up: ClassVar[bool] = True

@@ -81,9 +81,10 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
 
 
 def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Return the requests from which token counts are computed: only probes if there are any, else all requests.
+    """Return the requests from which token counts are computed.
 
-    Other requests next to probes are background load.
+    If the sample has probes, only they are returned, because its other requests are background load. Otherwise all
+    requests are returned.
     """
     return [record for record in records if record.role == "probe"] or records
 
@@ -102,8 +103,8 @@ def _median(values: Iterable[float]) -> float | None:
 def _highest(readings: list[Reading]) -> dict[str, float | None]:
     """Return the highest value of each telemetry column during a sample.
 
-    With several devices, memory and power are summed over the devices at each moment. Utilization and temperature are
-    those of the highest device.
+    With several devices, the memory and power of all devices at the same time are added. Utilization and temperature
+    are not added: the highest value of any device is used.
     """
     moments: dict[float, list[Reading]] = {}
     for reading in readings:

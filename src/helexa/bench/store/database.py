@@ -45,7 +45,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def measuring(path: Path) -> Iterator[None]:
-    """Hold a file lock during measurements, because two processes that measure at once would disturb each other.
+    """Hold a file lock in the `with` block, which prevents other processes from measuring at the same time.
 
     Raises:
         StoreError: another process holds the lock, or the lock file cannot be opened.

@@ -1,6 +1,7 @@
 """Imports the table `runs` of the first version of helexa-bench.
 
-Values that the old table lacks are stored as unknown. Unknown columns of the old table are stored as extra data.
+Values that the old table lacks are stored as None or an empty text. The old table may have columns that this version
+does not know. They are stored as additional JSON data.
 """
 
 import json
@@ -42,7 +43,7 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(slots=True)
 class ImportReport:
-    """Numbers of rows: newly imported, imported before, and unreadable."""
+    """How many rows were newly imported, had been imported before, or are unreadable."""
 
     added: int = 0
     known: int = 0
@@ -112,7 +113,10 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _scenario(row: Mapping[str, Any]) -> ScenarioKey:
-    """Return the scenario of an old row. Its parameters record that old samples all sent the same prompt."""
+    """Return the scenario of an old row.
+
+    The first version sent the same prompt in all samples. The scenario has the parameter `prompts` to record this fact.
+    """
     name = _required(row, "scenario_id")
     kind = _KINDS.get(name.partition(":")[0], "other")
     params = _present(prompt_tokens=row["prompt_size_approx"], max_tokens=row["max_tokens"])

@@ -1,4 +1,4 @@
-"""Reads typed rows from the database, also during writes of another process."""
+"""Reads typed rows from the database. Another process may write to the database at the same time."""
 
 import json
 import sqlite3
@@ -97,7 +97,7 @@ class Reader:
         return self._rows(ScenarioRow, "SELECT * FROM scenario ORDER BY kind, name, id")
 
     def cells(self) -> list[CellRow]:
-        """Return all measured benchmark configurations, with numbers and times of their samples."""
+        """Return all measured benchmark configurations, each with sample counts and timestamps."""
         return self._rows(CellRow, "SELECT * FROM cell_stats ORDER BY first_ms")
 
     def latest_cells(self) -> list[CellRow]:
@@ -119,9 +119,9 @@ class Reader:
         Args:
             limit: maximum number of samples.
             offset: number of samples to skip.
-            filters: required values. Names are `target`, `host`, `model`, `scenario`, `kind` and `sha`. Row ids are
-                `target_id`, `host_id`, `build_id`, `model_id` and `scenario_id`. `ok` selects valid or invalid samples,
-                `since_ms` and `before_ms` a period. None matches every value.
+            filters: required values. `target`, `host`, `model`, `scenario`, `kind` and `sha` are texts. `target_id`,
+                `host_id`, `build_id`, `model_id` and `scenario_id` are row ids. `ok` selects valid or invalid samples.
+                `since_ms` and `before_ms` select a period. None matches every value.
         """
         where, values = _where(filters)
         sql = f"SELECT {_RUN_SELECT} FROM {_RUN_FROM}{where} ORDER BY started_ms DESC, run.id DESC LIMIT ? OFFSET ?"

@@ -18,10 +18,10 @@ from helexa.core.version import __version__
 
 
 class CellCount(NamedTuple):
-    """Numbers of samples of one benchmark configuration (cell).
+    """How many samples of one benchmark configuration (cell) are stored.
 
-    `good` counts valid samples, `all` counts all samples. `saturated` is True if the server was saturated in at least
-    one sample.
+    `good` is the number of valid samples, `all` the number of all samples. `saturated` is True if the server was
+    saturated in at least one sample.
     """
 
     good: int
@@ -57,7 +57,7 @@ class Store:
         self._connection.execute("COMMIT")
 
     def count(self, cell: Cell) -> CellCount:
-        """Return the numbers of stored samples of `cell`."""
+        """Return how many samples of `cell` are stored."""
         row = self._connection.execute(
             "SELECT coalesce(sum(ok), 0), count(*), coalesce(max(metrics ->> 'saturated'), 0) FROM run"
             " JOIN target ON target.id = target_id AND target.name = ?"

@@ -120,7 +120,10 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _served(info: ModelInfo) -> ServedModel:
-    """Return a loaded model. Its load request specifies the current quantization and devices."""
+    """Convert the information about a loaded model.
+
+    The result contains a load request (`ServedModel.load`) with the model's current quantization and devices.
+    """
     config: dict[str, Any] = {"harness": info.harness, "devices": info.devices}
     load: dict[str, Any] = {"model_id": info.id, "harness": info.harness}
     if info.quant is not None:

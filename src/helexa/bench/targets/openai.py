@@ -15,8 +15,8 @@ _MAX_VERSION_CHARS = 100
 class OpenAITarget:
     """A server with OpenAI's or Anthropic's API format, or helexa's gateway (cortex).
 
-    Of the server's hardware, only the host name is known. The engine version of llama.cpp, vLLM and Ollama is the
-    build, so a new version is measured as a new build.
+    Of the server's hardware, only the host name is known. The build is identified by the engine and its version, which
+    llama.cpp, vLLM and Ollama report. A new version is therefore measured as a new build.
     """
 
     def __init__(self, calls: JsonCalls, kind: TargetKind) -> None:

@@ -13,7 +13,7 @@ from helexa.generation.request import Ask, Request
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """The numbers of finished and failed prompts after a run over a file of prompts.
+    """How many prompts of a file were completed, failed, or did not have to run again.
 
     Attributes:
         finished: number of prompts that were completed in this run.

@@ -1,8 +1,8 @@
 """Reads prompts from a file of JSON lines.
 
 A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
-copied to the result. It may also have options such as `temperature`, which override the options of the run for this
-prompt; see `AskOptions`. Other fields are ignored.
+copied to the result. An object may also have options such as `temperature`; see `AskOptions`. For this prompt, they
+replace the options that apply to all prompts of the file. Other fields are ignored.
 """
 
 import json
@@ -58,7 +58,10 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file. A line longer than `_MAX_LINE_BYTES` is cut after `_MAX_LINE_BYTES + 1` bytes."""
+    """Yield the lines of a file. Of a line longer than `_MAX_LINE_BYTES`, yield the first `_MAX_LINE_BYTES + 1` bytes.
+
+    The caller can recognize a truncated line by its length.
+    """
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):

@@ -2,7 +2,8 @@
 
 Results are appended as soon as they are ready, and sorted by prompt at the end of the run. A line has the prompt's
 `index`, its `key` (a hash of the prompt and its options), its `id` if present, and the fields of `Completion` or an
-`error`. An incomplete last line is ignored. So the process may be killed at any time, and the next run resumes.
+`error`. If the process is killed, the next run removes an incomplete last line, and runs the prompts that have no
+completion yet.
 """
 
 import json
@@ -22,7 +23,7 @@ _OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # om
 
 
 class ResultFile:
-    """A file of results, which this process opens with an exclusive lock. The end of the `with` block closes it.
+    """A file of results. This process holds an exclusive lock on the file until the end of the `with` block.
 
     Raises:
         InvalidRequestError: another process has locked the file, or the file contains other data than results.
@@ -62,7 +63,7 @@ class ResultFile:
         return key is not None
 
     def write(self, item: Item, result: Completion | GenerationError) -> None:
-        """Append the result of a prompt to the file without buffering. The line remains if this process is killed."""
+        """Append the result of a prompt to the file. The result is not lost if this process is killed afterwards."""
         record = result_record(item, result)
         if isinstance(result, Completion):
             self._finished[item.index] = item.key

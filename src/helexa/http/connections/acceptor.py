@@ -51,12 +51,12 @@ class Acceptor:
         self._warned_at = -_WARN_SECS
 
     def start(self) -> None:
-        """Start to accept connections."""
+        """Start accepting connections."""
         self._socket.setblocking(False)
         self._resume()
 
     async def close(self) -> None:
-        """Stop to accept connections. Connections that are already open stay open."""
+        """Stop accepting connections. Connections that are already open stay open."""
         self._closed = True
         self._pause()
         if self._timer is not None:

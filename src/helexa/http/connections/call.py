@@ -27,9 +27,12 @@ _BODILESS = frozenset({204, 304})
 def body_secs(received: int) -> float:
     """Return the time limit in seconds for receiving `received` bytes of a request body.
 
-    The limit is `BODY_SECS` plus the time at a minimum rate. The minimum rate is `MIN_RATE` bytes per second for small
-    bodies and rises with the size. The limit therefore never exceeds `BODY_SECS` + `MAX_EXTRA_BODY_SECS`. Examples: 500
-    kB may take 2.7 minutes (0.03 Mbit/s), 5 MB 7.7 minutes (0.09 Mbit/s), and 64 MB 11 minutes (0.8 Mbit/s).
+    The limit is `BODY_SECS` + `received` / rate. The rate is `MIN_RATE` bytes per second for small bodies. It rises
+    with the size of the body, and the limit always stays below `BODY_SECS` + `MAX_EXTRA_BODY_SECS`. Examples:
+
+    * 500 kB: 2.7 minutes (0.03 Mbit/s)
+    * 5 MB: 7.7 minutes (0.09 Mbit/s)
+    * 64 MB: 11 minutes (0.8 Mbit/s)
     """
     return BODY_SECS + received / (MIN_RATE + received / MAX_EXTRA_BODY_SECS)
 
@@ -67,12 +70,12 @@ class CallTransport(Protocol):
 class Call:
     """One request: buffers its body for the application, and sends the application's response.
 
-    A response of unknown length is sent with chunked encoding. An HTTP/1.0 client receives it unencoded, and the
-    connection is closed at the end of the response. If the application fails during a response, the connection is
-    closed.
+    A response of unknown length is sent with chunked encoding. HTTP/1.0 does not have this encoding. A client with
+    HTTP/1.0 therefore receives the plain response, and the end of the connection marks the end of the response.
 
-    If a client waits for `100 Continue` but receives a final response, the connection is closed. The server cannot know
-    whether the client will still send the body.
+    The connection is closed if the application fails during a response. It is also closed if a client that waits for
+    `100 Continue` receives a final response, because the server cannot know whether the client will still send the
+    body.
 
     Attributes:
         keep_alive: True if the connection stays open for another request.
@@ -140,9 +143,10 @@ class Call:
     def feed(self, chunk: bytes) -> int:
         """Append `chunk` to the received request body.
 
+        If the response is already complete, drop the bytes instead.
+
         Returns:
-            Number of bytes that are buffered for the application. 0 if the response is complete and the bytes are
-                dropped.
+            Number of bytes that were buffered for the application. 0 if the bytes were dropped.
         """
         self._received += len(chunk)
         if self.complete:
@@ -191,8 +195,9 @@ class Call:
 
         If the client has disconnected or the response is complete, return an `http.disconnect` message instead.
 
-        Memory for the body is reserved by this method and released when the application returns. If the length is
-        declared, memory for the whole body is reserved at the first call. Otherwise it is reserved as the body arrives.
+        This method reserves memory for the body in the server's `BodyBudget`. If the request declares the length of its
+        body, the first call reserves memory for the whole body. Otherwise each call reserves memory for the bytes that
+        have arrived. The memory is released when the application returns.
 
         Raises:
             ApiError: status 503, if the memory limit for request bodies is exceeded.

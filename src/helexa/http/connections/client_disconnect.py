@@ -13,8 +13,8 @@ class ClientGone(Exception):
 class HangUp:
     """Tells whether the client of a request has disconnected.
 
-    It is stored in the ASGI scope as `extensions[HangUp.NAME]`. An application can use it as a context manager. The
-    code in the `with` block is then canceled if the client disconnects.
+    It is stored in the ASGI scope as `extensions[HangUp.NAME]`. An application can use it as a context manager: if the
+    client disconnects, the code in the `with` block is canceled.
 
     Attributes:
         gone: True if the client disconnected before the response was complete.
@@ -39,7 +39,7 @@ class HangUp:
             self.task.cancel()
 
     def __enter__(self) -> None:
-        """Start to cancel the task if the client disconnects.
+        """Enter the `with` block, in which a disconnect of the client cancels the task.
 
         Raises:
             ClientGone: the client has already disconnected.
@@ -51,7 +51,7 @@ class HangUp:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop to cancel the task if the client disconnects.
+        """Leave the `with` block. From now on, a disconnect of the client does not cancel the task.
 
         Raises:
             ClientGone: the client disconnected, and the code in the `with` block was canceled.

@@ -43,8 +43,8 @@ class Connection(asyncio.Protocol):
     - If the request target is an absolute URL, its host and port replace the `Host` header for the application.
     - Responses are sent in the order of the requests. While too many requests or body bytes are buffered, the server
       stops reading. Data after a request with `connection: close` is dropped.
-    - If the client disconnects, all requests of the connection are notified, even while reading is stopped. A client
-      that closes only its sending side counts as disconnected, because the server cannot tell the difference.
+    - If the client disconnects, all requests of the connection are notified, even while the server does not read. A
+      client that closes only its sending side counts as disconnected, because the server cannot tell the difference.
     - If the client is still sending a body when the server closes the connection, the server continues to read for up
       to `LINGER_SECS`. Many clients do not read the response if their sending fails.
     - Trailers are dropped.
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
     def handle_end(self, *, keep_alive: bool) -> None:
         """Record that the current request's body is complete.
 
-        If the connection must close after it, drop further data.
+        If no other request may follow on this connection, drop further data.
         """
         call, self._call = self._call, None
         if call is None:
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
                 self.close()
 
     def write(self, data: bytes) -> None:
-        """Queue `data`, and send all data that is queued in this iteration of the event loop with one system call."""
+        """Queue `data` to be sent. One system call sends all data of one iteration of the event loop."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(data)
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
     def response_done(self, call: Call) -> None:
         """Start the next queued request after a complete response.
 
-        If there is none, wait for one or close the connection.
+        If no request is queued, wait for the next request or close the connection.
         """
         self._calls.popleft()
         if not call.keep_alive or (self.service.stopping and not self._calls):
@@ -364,9 +364,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _parse_slices(self, data: memoryview) -> None:
-        """Parse data in slices until too many requests are queued. Keep the rest of the data for later.
+        """Parse data in slices, because one read may contain thousands of small requests.
 
-        Slices are needed because one read may contain thousands of small requests.
+        When too many requests are queued, stop and keep the unparsed data for later.
         """
         while data and len(self._calls) <= _MAX_WAITING and not self._ignores_input:
             size = CHUNK_BYTES if self._call is None else max(CHUNK_BYTES, self._call.missing_bytes)

@@ -14,7 +14,7 @@ class ConnectionLimits:
 
     Attributes:
         total: maximum number of connections whose requests are served.
-        per_address: maximum number of such connections from one client address.
+        per_address: maximum number of connections from one client address whose requests are served.
         rejected: maximum number of additional connections, which are accepted only to send them a 503. Further
             connections wait in the kernel's backlog.
     """
@@ -43,11 +43,11 @@ class ConnectionLimits:
         Args:
             descriptors: limit on open files of this process.
             total: maximum number of served connections. It is reduced if there are not enough descriptors.
-            per_address: maximum number per client address. None means half of `total`. One client then cannot use all
-                connections, but a reverse proxy, whose clients share one address, can still use many.
-            each: descriptors that one connection needs, including connections to nodes that are opened for its
-                requests.
-            others: descriptors that the process needs for other purposes.
+            per_address: maximum number of served connections per client address. None means half of `total`: one
+                client cannot use all connections, but a reverse proxy with many clients still gets enough.
+            each: number of descriptors that one connection needs. A gateway also counts the connections to nodes that
+                it opens for the requests of the connection.
+            others: number of descriptors that the process needs for other purposes.
         """
         rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))
         total = max(_MIN_CONNECTIONS, min(total, (descriptors - _RESERVED - others - rejected_limit) // each))

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """Calls a function once at a deadline. The deadline can be moved or removed before.
+    """Calls a function when a deadline is reached. Until then, the deadline can be changed or removed.
 
-    Postponing the deadline keeps the pending timer of the event loop. When that timer fires too early, a new timer is
-    started. This is cheaper than a new timer at each change.
+    If the deadline is postponed, the alarm keeps its current timer in the event loop. When that timer fires too early,
+    the alarm starts a new timer. A new timer at each change of the deadline would be more expensive.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -10,7 +10,8 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 def is_local_error(error: Exception) -> bool:
     """Return whether a connection failed because this machine ran out of file descriptors, ports or memory.
 
-    Errors of name resolution hide such a cause. The function therefore also tests whether a file can still be opened.
+    An error of name resolution does not tell whether the process ran out of file descriptors. The function therefore
+    also tests whether a file can still be opened.
     """
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 

@@ -44,10 +44,12 @@ Framing = tuple[int | None, bool]
 
 
 def framing(version: str, method: bytes, headers: Headers) -> Framing:
-    """Return how the request body is delimited, and check the headers that determine it.
+    """Return the length of the request body, and whether the client waits for `100 Continue`.
+
+    Also check the HTTP version, the method, and the headers `Host` and `transfer-encoding`.
 
     Raises:
-        ApiError: status 400, if the HTTP version, the method, `Host` or `transfer-encoding` is not allowed.
+        ApiError: status 400, if one of these checks fails.
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
         raise malformed("only HTTP/1.1 and HTTP/1.0 are supported, and CONNECT is not")
@@ -85,7 +87,8 @@ def target(url: bytes) -> Target:
     3.2.2).
 
     Raises:
-        ApiError: status 400, if the target is absolute but not an http(s) URL with a host and without credentials.
+        ApiError: status 400, if the target is an absolute URL that has no host, contains credentials, or is not an
+            http or https URL.
         httptools.HttpParserInvalidURLError: the target cannot be parsed.
     """
     if url.startswith(b"/") and b"#" not in url:

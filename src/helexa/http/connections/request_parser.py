@@ -41,7 +41,7 @@ class ParserSink(Protocol):
             url: request target.
             version: HTTP version, `1.0` or `1.1`.
             headers: headers with names in lower case.
-            framing: how the request body is delimited.
+            framing: length of the request body, and whether the client waits for `100 Continue`.
             keep_alive: True if the client wants the connection to stay open after the request.
         """
         ...
@@ -71,14 +71,14 @@ class RequestParser:
         self._unconfirmed_bytes = 0
 
     def close(self) -> None:
-        """Release the references to parser and sink, because they form reference cycles."""
+        """Release the references to the parser and the sink, which would otherwise form reference cycles."""
         del self._parser, self._sink
 
     def feed(self, data: bytes | memoryview) -> None:
         """Parse the next bytes.
 
         Args:
-            data: at most `CHUNK_BYTES` bytes. If all bytes belong to one request body, it may be longer.
+            data: the bytes. Unless they all belong to one request body, there are at most `CHUNK_BYTES`.
 
         Raises:
             ApiError: the bytes are not valid HTTP or the head is too large. The connection cannot be parsed further.
