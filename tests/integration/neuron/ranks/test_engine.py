@@ -178,7 +178,7 @@ async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
 
 async def test_rank_that_fails_to_load_fails_the_load(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/error@load")
-    with pytest.raises(HelexaError, match="rank 1: .*injected: error"):
+    with pytest.raises(HelexaError, match=r"rank 1: .*injected: error"):
         async with running(smollm2_gguf, 2):
             pass
 

@@ -117,7 +117,7 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
     except Exception as error:
         report(_failure(error))
         return None
-    report(RankLoaded(ops.step_bytes))
+    report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
     group = ops.ranks
     ops.connect(exchange_for(ops, group, memory_fd, Path(message.rendezvous), message.step_seconds))
     runner = Runner(model, ops, options, message.request, message.grant)
