@@ -1,12 +1,14 @@
 """Fault injection for tests: an engine process executes the faults in the environment variable `NEURON_DEBUG_FAULT`.
 
-The variable lists faults of the form `[MODEL:]KIND@WHEN`, separated by commas. A fault with MODEL affects only models
-whose path contains MODEL. KIND is:
+The variable lists faults of the form `[MODEL:][rankN/]KIND@WHEN`, separated by commas. A fault with MODEL affects only
+models whose path contains MODEL. A fault with `rankN/` occurs in the process of rank N, other faults occur in rank 0.
+KIND is:
 
     exit   ends the process             hang   never ends the step
     slow   adds a second to the step    crawl  adds three seconds to the step, with progress reports
     oom    raises out of memory         fault  raises a device error
-    error  raises an error of the step  nan    sets the logits of a sequence to NaN
+    error  raises an error of the step  nan    sets the logits of a sequence to NaN; in ranks after rank 0, sets the
+                                               first KV page of the step to NaN before the step
 
 WHEN is:
 
@@ -50,26 +52,30 @@ class Fault:
         kind: what the fault does, for example `exit`.
         when: kind of the condition under which the fault occurs, for example `step`.
         argument: argument of the condition, for example the number of the step; empty for `load`.
+        rank: number of the rank in whose process the fault occurs.
     """
 
     kind: Kind
     when: str
     argument: str
+    rank: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Return the fault that `text` describes, in the form `KIND@WHEN`.
+        """Return the fault that `text` describes, in the form `[rankN/]KIND@WHEN`.
 
         Raises:
             HelexaError: `text` does not have this form.
         """
-        kind, _, trigger = text.partition("@")
+        place, slash, fault = text.rpartition("/") if "/" in text.partition("@")[0] else ("", "", text)
+        rank = place.removeprefix("rank") if slash else "0"
+        kind, _, trigger = fault.partition("@")
         when, _, argument = trigger.partition("=")
         numbered = when in ("step", "every", "token") and argument.isdecimal() and int(argument) > 0
         is_valid = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
-        if kind not in get_args(Kind) or not is_valid:
-            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is not a fault; use [MODEL:]KIND@WHEN")
-        return cls(cast(Kind, kind), when, argument)
+        if kind not in get_args(Kind) or not is_valid or not rank.isdecimal():
+            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is not a fault; use [MODEL:][rankN/]KIND@WHEN")
+        return cls(cast(Kind, kind), when, argument, int(rank))
 
     def due(self, number: int, marked: bool) -> bool:
         """Return whether the fault occurs in this step.
@@ -124,8 +130,8 @@ class Faults:
         self._loaded = False
 
     @classmethod
-    def from_environment(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
-        """Return the faults for `model` that the variable `NEURON_DEBUG_FAULT` in `environ` lists.
+    def from_environment(cls, model: Path, environ: Mapping[str, str], rank: int = 0) -> "Faults":
+        """Return the faults for `model` in the process of rank `rank` that `NEURON_DEBUG_FAULT` in `environ` lists.
 
         Raises:
             HelexaError: `NEURON_DEBUG_FAULT` contains an invalid fault.
@@ -135,7 +141,7 @@ class Faults:
             name, colon, fault = text.rpartition(":") if ":" in text.partition("@")[0] else ("", "", text)
             if not colon or name in str(model):
                 faults.append(Fault.parse(fault))
-        return cls(faults)
+        return cls([fault for fault in faults if fault.rank == rank])
 
     def loading(self) -> None:
         """Execute the faults that occur during loading (`WHEN` is `load`). Only the first call has an effect."""
@@ -158,9 +164,11 @@ class Faults:
             due = [fault for fault in self._faults if fault.due(self._step, any(marked.get(fault, ())))]
             for fault in due:
                 fault.strike()
+                if fault.kind == "nan" and fault.rank:
+                    runner.fill_with_nan(step.pages[0, 0])
             logits, hidden = compute(step, last)
             for fault in due:
-                if fault.kind == "nan" and step.samples:
+                if fault.kind == "nan" and not fault.rank and step.samples:
                     spans = np.searchsorted(step.starts, step.sample_rows[: step.samples], side="right") - 1
                     affected_rows = [marked[fault][span] for span in spans] if fault in marked else spans == spans[0]
                     logits[torch.tensor(affected_rows, device=logits.device)] = torch.nan

@@ -34,6 +34,9 @@ class Loader:
         on_read: called with the bytes of weights read so far.
         store: matrices that were prepared at an earlier start; None to prepare all matrices.
         policy: which matrices to quantize, and to which format; None for no quantization.
+
+    Attributes:
+        matrix_bytes: total bytes of the matrices that this loader has returned.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Loader:
         self._policy = policy
         self._on_read = on_read
         self._read = 0
+        self.matrix_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -113,6 +117,7 @@ class Loader:
         own_shape, own_key = _own_shape(shape, ranges), _own_key(key, ranges)
         stored = None if self._store is None else self._store.get(own_key, own_shape)
         if stored is not None:
+            self.matrix_bytes += stored.nbytes
             return stored
         weight = read()
         require_shape(key, tuple(weight.shape), shape)
@@ -123,6 +128,7 @@ class Loader:
             matrix = weight.clone()
         if self._store is not None:
             self._store.add(own_key, matrix)
+        self.matrix_bytes += matrix.nbytes
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:

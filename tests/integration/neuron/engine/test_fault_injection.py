@@ -36,7 +36,7 @@ async def test_faults_fail_requests_and_a_hang_ends_the_engine(
         expected = [await complete(client, prompt) for prompt in prompts]
 
         # Bad requests fail, other requests in their batch do not, and the engine continues.
-        for bad, message in ((FAILS, "ValueError"), (NAN, "no numbers"), (EXHAUSTED, "OutOfMemoryError")):
+        for bad, message in ((FAILS, "ValueError"), (NAN, "not finite"), (EXHAUSTED, "OutOfMemoryError")):
             culprits = [[*FRANCE, bad], [bad] * 100]
             *healthy, first, second = await asyncio.gather(*(complete(client, prompt) for prompt in prompts + culprits))
             assert [tokens for tokens, _ in healthy] == [tokens for tokens, _ in expected]

@@ -1,5 +1,6 @@
 """Every architecture computes the same logits and tokens on one, two and three ranks."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_native_logits_of_several_ranks_equal_those_of_one(name: str, ranks: int
     logits, tokens = logits_and_tokens(tmp_path, tensor_parallel=ranks)
     assert tokens == expected_tokens
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_5_moe"])
+def test_each_rank_holds_its_part_of_the_weights(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each rank has at most 5 % more than its part; the routers, of which each rank has a copy, are a part of these."""
+    caplog.set_level("INFO")
+    wide = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 4096, "num_attention_heads": 8, "head_dim": 32}
+    experts = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    heads = {"num_key_value_heads": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    tiny_model(tmp_path, **MODELS[name] | wide | (experts | heads if name == "qwen3_5_moe" else {}))
+    with loaded(tmp_path) as runner:
+        whole = runner._model.loader.matrix_bytes / 2**20
+    for ranks in (2, 4):
+        caplog.clear()
+        with loaded(tmp_path, tensor_parallel=ranks):
+            pass
+        sizes = [float(size) for size in re.findall(rf"rank \d of {ranks}: (\d+\.\d+) MiB of weights", caplog.text)]
+        assert len(sizes) == ranks
+        assert max(sizes) <= 1.05 * whole / ranks
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5_moe"])

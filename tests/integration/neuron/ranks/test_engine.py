@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.host_memory import engine_bytes, own_bytes
@@ -139,6 +139,48 @@ async def test_stopped_rank_ends_the_engine(smollm2_gguf: Path) -> None:
         assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
         assert await died == "the engine made no progress for 1.5 s and was killed"
         assert_all_end(processes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("rank1/exit@step=3", "the process of rank 1 ended with exit code 77"),
+        ("rank1/error@step=3", "the process of rank 1 ended with exit code 1"),
+        ("rank1/hang@step=3", "the engine made no progress for 1.5 s and was killed"),
+    ],
+)
+async def test_fault_in_a_rank_ends_the_engine(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", fault)
+    died = asyncio.get_running_loop().create_future()
+    async with running(smollm2_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
+        processes = [psutil.Process(client.pid), *rank_processes(client)]
+        outputs = await outputs_of(client, "greedy")
+        assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
+        assert reason in await died
+        assert_all_end(processes)
+
+
+async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/nan@step=3")
+    async with running(smollm2_gguf, 2) as client:
+        outputs = await outputs_of(client, "greedy")
+        assert outputs[-1].finish == "error"
+        assert outputs[-1].error is not None and "finite" in outputs[-1].error
+        later = await result_of(client, "greedy")
+    monkeypatch.delenv("NEURON_DEBUG_FAULT")
+    async with running(smollm2_gguf, 1) as client:
+        assert await result_of(client, "greedy") == later
+
+
+async def test_rank_that_fails_to_load_fails_the_load(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/error@load")
+    with pytest.raises(HelexaError, match=r"rank 1: .*injected: error"):
+        async with running(smollm2_gguf, 2):
+            pass
 
 
 async def test_close_ends_all_ranks(smollm2_gguf: Path) -> None:

@@ -1,7 +1,7 @@
 """The runner: a loaded model, its KV cache and its kernels. It runs one step at a time."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -206,10 +206,19 @@ class Runner:
         """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
         if self._others is not None:
             self._others.clear(pages)
+        for cache in self._by_page():
+            cache[pages] = 0
+
+    def fill_with_nan(self, page: int) -> None:
+        """Set the contents of a KV page on this rank to NaN, for fault injection."""
+        for cache in self._by_page():
+            cache[page] = 255 if cache.dtype == torch.uint8 else torch.nan  # 255: NaN in bfloat16 and in float32
+
+    def _by_page(self) -> Iterator[Tensor]:
+        """Yield each layer's KV cache as a tensor whose first dimension is the page."""
         for cache in self._caches:
             if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
-                by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
-                by_page[pages] = 0
+                yield cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
 
     @torch.inference_mode()
     def computes_finite_logits(self, page: int, slot: int | None) -> bool:

@@ -22,7 +22,7 @@ from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
-from helexa.neuron.engine.ranks.messages import LoadRank
+from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
@@ -209,10 +209,11 @@ def _load_rank_0(
     model = build.model(lambda done, _: on_rank_progress(0, done))
     step_bytes = ops.step_bytes
     if others is not None:
-        bytes_by_rank = [step_bytes, *others.wait_until_loaded(on_rank_progress)]
-        for rank, size in enumerate(bytes_by_rank):
-            _log.info("rank %d of %d: %.1f MiB of weights", rank, len(bytes_by_rank), size / 2**20)
-        step_bytes = sum(bytes_by_rank)
+        own = RankLoaded(model.loader.matrix_bytes, step_bytes)
+        ranks = [own, *others.wait_until_loaded(on_rank_progress)]
+        for rank, loaded in enumerate(ranks):
+            _log.info("rank %d of %d: %.2f MiB of weights", rank, len(ranks), loaded.matrix_bytes / 2**20)
+        step_bytes = sum(loaded.step_bytes for loaded in ranks)
         ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
         on_progress(total, total)
     parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())

@@ -67,10 +67,12 @@ class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """Rank -> rank 0: the rank has loaded its part of the weights.
 
     Attributes:
-        weight_bytes: bytes of the weights in the rank's memory.
+        matrix_bytes: bytes of the weight matrices in the rank's memory.
+        step_bytes: bytes of weights that a decode step reads (see `Ops.step_bytes`).
     """
 
-    weight_bytes: int
+    matrix_bytes: int
+    step_bytes: int
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.loading.device import DeviceError, threads_per_rank
@@ -98,6 +99,7 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
 
     def on_progress(done: int, total: int) -> None:
         nonlocal reported
+        faults.loading()
         if done - reported >= _PROGRESS_STEP:
             reported = done
             report(RankProgress(done))
@@ -108,16 +110,19 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
     options = message.options
     torch.set_num_threads(threads_per_rank(options))
     try:
+        faults = Faults.from_environment(Path(message.model), os.environ, message.rank)
         model, ops = load_rank(message, on_progress)
     except BrokenPipeError:
         raise
     except Exception as error:
         report(_failure(error))
         return None
-    report(RankLoaded(ops.step_bytes))
+    report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
     group = ops.ranks
     ops.connect(exchange_for(ops, group, memory_fd, Path(message.rendezvous), message.step_seconds))
-    return Runner(model, ops, options, message.request, message.grant)
+    runner = Runner(model, ops, options, message.request, message.grant)
+    faults.afflict(runner)
+    return runner
 
 
 def _failure(error: Exception) -> RankFailed:

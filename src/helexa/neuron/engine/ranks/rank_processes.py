@@ -90,8 +90,8 @@ class RankProcesses:
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
 
-    def wait_until_loaded(self, on_progress: Callable[[int, int], None]) -> list[int]:
-        """Wait until all ranks have loaded their weights; return the bytes of weights of each rank after rank 0.
+    def wait_until_loaded(self, on_progress: Callable[[int, int], None]) -> list[RankLoaded]:
+        """Wait until all ranks have loaded their weights, and return the sizes that the ranks after rank 0 report.
 
         Args:
             on_progress: called with (rank, bytes read by this rank).
@@ -99,11 +99,11 @@ class RankProcesses:
         Raises:
             ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
         """
-        weights: dict[int, int] = {}
+        loaded: dict[int, RankLoaded] = {}
         with selectors.DefaultSelector() as selector:
             for rank, connection in enumerate(self._connections, start=1):
                 selector.register(connection, selectors.EVENT_READ, (rank, FrameDecoder(FromRank)))
-            while len(weights) < len(self._connections):
+            while len(loaded) < len(self._connections):
                 for key, _ in selector.select():
                     rank, decoder = key.data
                     data = self._connections[rank - 1].recv(1 << 16)
@@ -116,8 +116,8 @@ class RankProcesses:
                         if isinstance(message, RankProgress):
                             on_progress(rank, message.done)
                         elif isinstance(message, RankLoaded):
-                            weights[rank] = message.weight_bytes
-        return [weights[rank] for rank in sorted(weights)]
+                            loaded[rank] = message
+        return [loaded[rank] for rank in sorted(loaded)]
 
     def run(self, step: StepInput) -> None:
         """Send a step to all ranks, which compute it without sampling."""

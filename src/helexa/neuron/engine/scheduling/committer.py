@@ -148,7 +148,7 @@ class Committer:
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
         """End a sequence with an error because its results are NaN or infinite. Unregister its pages and snapshots."""
         self._to_clear += self._queues.discard(sequence)
-        return sequence.failure("the model computed no numbers for this request")
+        return sequence.failure("the logits of this request are not finite")
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
         """End an embedding request with its `vector`. If the vector is empty, end it with an error.
