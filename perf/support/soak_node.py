@@ -22,7 +22,7 @@ STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
 _PATIENCE_SECONDS = 300.0
 _ENGINE = "helexa.neuron.engine.process"
-_RANK = "helexa.neuron.engine.ranks.rank_main"
+_RANK = "helexa.neuron.engine.rank_process"
 
 
 class SoakNode:

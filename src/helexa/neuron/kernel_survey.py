@@ -15,8 +15,9 @@ import psutil
 import torch
 
 from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, KernelSurvey
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.device import DeviceError, usable_device
+from helexa.neuron.engine.loading.device import usable_device
 from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
 

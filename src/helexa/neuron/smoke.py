@@ -21,6 +21,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import NeuronConfig
+from helexa.neuron.engine.ipc.collective_result import CollectiveResult
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
@@ -30,24 +31,6 @@ _CHECK_SECONDS = 300
 _DEATH_SECONDS = 60.0
 _TOKENS = 16
 _PROMPT = list(range(20, 60))  # ids that every vocabulary has
-
-
-class CollectiveResult(msgspec.Struct, frozen=True):
-    """The result of one exchange between ranks.
-
-    Attributes:
-        operation: `gather` or `sum`.
-        transport: how the ranks exchange data: `shared memory` or `gloo`.
-        size: size of the result in bytes.
-        verified: whether the result has the expected values.
-        median_us: median duration in microseconds; None if the exchange was not timed.
-    """
-
-    operation: str
-    transport: str
-    size: int
-    verified: bool
-    median_us: float | None
 
 
 async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import encode, receive
 from helexa.neuron.engine.ipc.messages import (
@@ -20,7 +21,7 @@ from helexa.neuron.engine.ipc.messages import (
     Progress,
     Ready,
 )
-from helexa.neuron.engine.loading.device import DeviceError, threads_per_rank
+from helexa.neuron.engine.loading.device import threads_per_rank
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
+from helexa.neuron.layers.gathered_linear import GatheredLinear
 from helexa.neuron.ops.constants import LANES
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
-from helexa.neuron.ops.ranks.gathered import GatheredLinear
 from helexa.neuron.ops.ranks.shares import HeadShares, RowRange, Shares, row_numbers
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.checkpoint import Checkpoint

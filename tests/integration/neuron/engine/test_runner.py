@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading import load as load_module
-from helexa.neuron.engine.loading.device import DeviceError, usable_device
+from helexa.neuron.engine.loading.device import usable_device
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.hardware.host_memory import own_bytes
 from helexa.neuron.models.llama import Llama

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_buffers import StepBuffers
 from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
@@ -24,7 +25,6 @@ from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.connect import exchange_for
 from helexa.neuron.ops.ranks.rank_group import SINGLE
 from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 from helexa.neuron.ops.ranks.shares import RowRange, Shares

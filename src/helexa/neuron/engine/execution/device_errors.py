@@ -1,11 +1,17 @@
-"""Classifies exceptions of failed steps: device errors, out-of-memory errors and others."""
+"""Errors of devices, and functions that classify the exceptions of failed steps."""
 
 from collections.abc import Iterator
 
 import torch
 
+from helexa.core.errors import HelexaError
+
 _MOST_STRIKES = 3
 _DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # RuntimeError prefixes
+
+
+class DeviceError(HelexaError):
+    """The requested device does not exist on this machine, or torch cannot use it."""
 
 
 def is_device_fault(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from helexa.core.errors import HelexaError
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.memory_request import free_memory
 from helexa.neuron.hardware.cores import physical_cores
@@ -17,10 +17,6 @@ from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automat
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class DeviceError(HelexaError):
-    """The requested device does not exist on this machine, or torch cannot use it."""
 
 
 def usable_device(name: str) -> torch.device:

@@ -22,6 +22,7 @@ from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
+from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.loader import Loader
@@ -29,7 +30,6 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.connect import exchange_for
 from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
@@ -215,6 +215,7 @@ def _load_rank_0(
             _log.info("rank %d of %d: %.2f MiB of weights", rank, len(ranks), loaded.matrix_bytes / 2**20)
         step_bytes = sum(loaded.step_bytes for loaded in ranks)
         ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
+        others.connected()
         on_progress(total, total)
     parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())
     if build.device.type == "cuda":

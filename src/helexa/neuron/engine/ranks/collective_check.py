@@ -19,16 +19,16 @@ from statistics import median
 import msgspec
 import torch
 
+from helexa.neuron.engine.ipc.collective_result import CollectiveResult
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.connect import exchange_for
 from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 from helexa.neuron.ops.ranks.shares import Shares
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.smoke import CollectiveResult
 
 _COLUMNS = 1536
 _ROWS = (1, 16, 512)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
-from helexa.neuron.engine.loading.device import DeviceError
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     FromRank,
@@ -133,6 +133,10 @@ class RankProcesses:
         """Make all ranks write to their whole KV caches."""
         self._send_all(TouchCaches())
 
+    def connected(self) -> None:
+        """Remove the rendezvous file. Called when all ranks are connected, so that a killed engine leaves no file."""
+        shutil.rmtree(self.rendezvous, ignore_errors=True)
+
     def close(self) -> None:
         """Kill the processes of all ranks, and wait until they have ended."""
         self._closing = True
@@ -153,7 +157,7 @@ class RankProcesses:
             self._processes.append(
                 subprocess.Popen(
                     [
-                        *(sys.executable, "-m", "helexa.neuron.engine.ranks.rank_main"),
+                        *(sys.executable, "-m", "helexa.neuron.engine.rank_process"),
                         *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self.memory_fd)),
                     ],
                     stdin=subprocess.PIPE,  # the parent-death watch

@@ -17,10 +17,12 @@ import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
-from helexa.neuron.engine.loading.device import DeviceError, threads_per_rank
+from helexa.neuron.engine.loading.device import threads_per_rank
 from helexa.neuron.engine.loading.load import load_rank
+from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     FromRank,
@@ -34,7 +36,6 @@ from helexa.neuron.engine.ranks.messages import (
     digest_of,
 )
 from helexa.neuron.engine.step.step_input import decode_input
-from helexa.neuron.ops.ranks.connect import exchange_for
 from helexa.neuron.processes import parent_death
 
 _log = logging.getLogger("helexa.neuron.engine")
