@@ -399,7 +399,7 @@ def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str
         assert resident.loaded_at is None or NOW - resident.loaded_at >= snapshot.settings.min_residency_secs - 1e-6
     need, free = profile.vram_mb or 0, snapshot.free(target)[0]
     gained = [residents[name].megabytes[0] for name in decision.evict]
-    assert free + sum(gained) >= need or not residents
+    assert not need or free + sum(gained) >= need or not residents  # without a known need, every node fits
     if gained:
         assert free + sum(gained) - min(gained) < need
 
