@@ -1,4 +1,4 @@
-"""Shows the progress of a model download as a bar on a terminal, and prints a final line. Short downloads show none."""
+"""Shows the progress of a model download as a bar on a terminal, and prints a final line with size and speed."""
 
 import os
 import sys
@@ -28,8 +28,8 @@ _WIDTH_OF_ALL = 100
 class DownloadBar:
     """A context manager that shows the progress of a model's download and load. `show` updates the progress.
 
-    The end of the `with` block removes the bar. If a download took more than a moment, a line with its size and speed
-    is then printed.
+    The end of the `with` block removes the bar, and prints a line with the size and speed of the download. The line is
+    omitted if the download was very short.
 
     Args:
         name: name of the model.

@@ -34,7 +34,7 @@ class Where:
     quant: str | None = None
 
     def place(self, model: str | None) -> ModelLocation:
-        """Return the library's `ModelLocation` (choice of model and server or engine) for `model` and these options."""
+        """Return a `ModelLocation` for `model` and these options. It tells the library where to run which model."""
         return ModelLocation(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
 
 

@@ -10,8 +10,8 @@ from helexa.cli.terminal import note, printable
 def choose_model(gateway: Gateway, wanted: str | None, *, quiet: bool = False) -> str:
     """Return the name of the model to use on a gateway.
 
-    It is `wanted` if given, else the first loaded model in the gateway's list, else the first model. Unless `quiet`, a
-    note is printed if the model is not loaded yet.
+    The name is `wanted` if given, else the first loaded model in the gateway's list, else the first model in the list.
+    If the model is not loaded yet, print a note, except if `quiet` is set.
 
     Raises:
         CommandError: the gateway does not list `wanted`, or lists no models.

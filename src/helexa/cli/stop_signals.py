@@ -49,4 +49,4 @@ class StopSignals:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Do nothing. Python itself writes the signal's number to the wake-up socket, but requires a signal handler."""
+    """Do nothing. Python writes the signal's number to the wake-up socket only if the signal has a handler."""

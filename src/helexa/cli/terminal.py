@@ -23,7 +23,8 @@ def printable(text: str) -> str:
 def has_colour(stream: TextIO) -> bool:
     """Return whether colors can be written to `stream`.
 
-    The environment variables `NO_COLOR` and `FORCE_COLOR` decide, else whether `stream` is a terminal with colors.
+    The result is False if the environment variable `NO_COLOR` is set, else True if `FORCE_COLOR` is set. If neither
+    is set, the result is True for a terminal with colors.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -54,11 +55,11 @@ def size_text(count: int) -> str:
 class Progress:
     """A context manager that shows on stderr what a command is waiting for.
 
-    The progress is shown only after half a second: on a terminal as a bar, elsewhere as plain lines.
+    On a terminal, the progress is a bar, elsewhere plain lines of text. Nothing is shown in the first half second.
     """
 
     def __init__(self, plain: bool = False) -> None:
-        """Start the half second. If `plain`, the progress is printed as lines even on a terminal."""
+        """Start the half second without output. If `plain`, print lines of text even on a terminal."""
         self._plain = plain or not sys.stderr.isatty()
         self._started = time.monotonic()
         self._bar: Bar | None = None

@@ -144,7 +144,8 @@ class Health(Record):
     """Response of `GET /health` of a node.
 
     Attributes:
-        memory_free_mb, memory_total_mb: free and total memory of the node's host in MiB, or None if unknown.
+        memory_free_mb, memory_total_mb: free and total host memory in MiB, within the limits of the node's container.
+            None if unknown.
         loading: the models that are loading.
         poisoned: the models that the node no longer serves because their engines crashed repeatedly, with the last
             error. The node serves such a model again only after a new load request.

@@ -224,7 +224,7 @@ Logs are in {logs}; Ctrl-C stops everything.""",
 def _command() -> str:
     """Return the shell command that starts `helexa` again.
 
-    It is `helexa` if this program is on the PATH, else the path of the running program.
+    The command is `helexa` if a program of this name is on the PATH, else the path of the running program.
     """
     called = Path(sys.argv[0])
     if shutil.which("helexa"):

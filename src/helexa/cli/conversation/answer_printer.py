@@ -39,9 +39,12 @@ def print_answers(
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
-    """Print a note on stderr if a response reached its token limit. If `stats`, also print statistics of each response.
+    """Print notes about responses on stderr.
 
-    If `quiet`, the note is not printed.
+    Args:
+        answers: the responses.
+        stats: whether to print the token counts and durations of each response.
+        quiet: whether to omit the note about responses that reached their token limit.
     """
     if not quiet and any(completion.finish_reason == "length" for completion in answers):
         note("the answer stopped at the token limit")

@@ -110,7 +110,7 @@ class ChatCommands:
             print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")
 
     def _models(self) -> dict[str, bool]:
-        """Return a dict from the names of available models to whether the model is loaded."""
+        """Return the available models: a dictionary with model names as keys, and whether they are loaded as values."""
         if self.target.name.startswith("http"):
             entries = Gateway.from_environment(self.target.name).models()
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}

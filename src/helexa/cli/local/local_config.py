@@ -122,7 +122,7 @@ class LocalConfig:
         return neuron, cortex
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables for the servers: `environ` without variables that override the files."""
+        """Return `environ` without the variables that would override the configuration files, for the servers."""
         decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
 

@@ -14,7 +14,7 @@ from helexa.neuron.sources.local import local_model as model_at
 def models_here() -> list[DownloadedModel]:
     """Return the models that are downloaded to this machine.
 
-    Models from other hubs are included if environment variables with the prefix `NEURON_` configure these hubs.
+    Models from hubs other than Hugging Face are included if `NEURON_` environment variables configure the hubs.
     """
     return downloaded_models(read_config(None))
 
@@ -39,7 +39,8 @@ def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
 def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
     """Return the downloaded model named `name`, and the quantization that the name selects.
 
-    The quantization is None, or a key of the model's `forms` if the name ends with it, as in `org/name:Q4_K_M`.
+    A name such as `org/name:Q4_K_M` selects a quantization, which is returned as a key of the model's `forms`. For a
+    name without a quantization, the second value is None.
 
     Raises:
         CommandError: the model or the quantization is not downloaded.

@@ -1,7 +1,7 @@
-"""Executes a program to which the operating system sends SIGTERM when its parent process dies.
+"""Executes a program that ends when its parent process dies, because the operating system then sends it SIGTERM.
 
-The module runs as a script, `parent_death.py PARENT_PID PROGRAM ARGUMENTS...`, which starts in a few milliseconds. Only
-Linux supports a parent-death signal. On other systems, the program runs without it.
+The module runs as a script: `parent_death.py PARENT_PID PROGRAM ARGUMENTS...`. The script starts in a few milliseconds.
+Only Linux supports a signal at the parent's death. On other systems, the program runs without this signal.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Request a signal for the death of the parent process, then execute the program in this process."""
+    """Request a SIGTERM for the time when the parent process dies, then execute the program in this process."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

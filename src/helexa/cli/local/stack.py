@@ -48,7 +48,7 @@ class Stack:
     def watch(self, seconds: float | None = None) -> bool:
         """Wait until a signal arrives, at most `seconds`. None means no time limit.
 
-        Return False if the signal is a stop signal such as Ctrl-C, else True.
+        Return False if a stop signal such as Ctrl-C arrived, else True.
 
         Raises:
             CommandError: a server process has ended. The last lines of its log file were printed.
