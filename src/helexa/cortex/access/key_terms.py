@@ -102,7 +102,9 @@ class KeyChange(_Terms):
 
 
 def reject_static(static: Iterable[Key], key_id: str) -> None:
-    """Raise an error if `static`, the keys from cortex.toml, contains the key. Such a key is changed in the file.
+    """Raise an error if cortex.toml defines the key. Such a key can only be changed in cortex.toml.
+
+    `static` are the keys from cortex.toml.
 
     Raises:
         ApiError: 409 `static_key` if the key is defined in cortex.toml.

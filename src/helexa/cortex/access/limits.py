@@ -18,7 +18,8 @@ _TOLERANCE = 1e-6
 class _Bucket:
     """Leaky bucket that implements one limit of requests or tokens per minute.
 
-    Each request adds an amount (1 or its tokens). The bucket drains continuously, by the limit's amount per minute.
+    Each request adds an amount: 1, or the number of its tokens. The bucket drains continuously. The amount that drains
+    per minute is the limit.
     """
 
     used: float = 0.0
@@ -127,8 +128,8 @@ class Limits:
        per minute. An admitted request counts against both limits, even if it is rejected later.
     2. `Pass.hold_tokens` is called after the request body is parsed. It checks the tokens per minute.
 
-    A limit of N per minute is a leaky bucket: N requests may arrive at once, and after this burst N per minute. Only
-    keys with a limit and recent requests have an entry in memory.
+    A limit of N per minute is a leaky bucket: it allows a burst of N requests at the same time, and N requests per
+    minute after the burst. Only keys with a limit and recent requests have an entry in memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

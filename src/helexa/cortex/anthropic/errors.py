@@ -38,8 +38,8 @@ def invalid_anthropic_body(field: str, problem: str) -> ApiError:
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """Return the JSON body of an error response: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
-    The error codes in `_HANDLED_BY_CODE` are also sent, as `error.details.error_code`, because Anthropic's client
-    libraries read them.
+    If the error's code is in `_HANDLED_BY_CODE`, the body also contains the code as `error.details.error_code`.
+    Anthropic's client libraries react to this field.
     """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
@@ -81,10 +81,10 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Convert an error that a node sent as an event within a stream to an `ApiError`.
+    """Convert the error in an event of a node's stream to an `ApiError`.
 
     Args:
-        error: JSON value of the event's member `error`.
+        error: value of the JSON key `error` in the event.
     """
     kind = error.get("type") if isinstance(error, dict) else None
     return _from_envelope(_STATUSES.get(kind, 500) if isinstance(kind, str) else 500, error, None)

@@ -41,7 +41,7 @@ class Translation:
         Raises:
             ApiError: 400 because the body is not JSON (`malformed_json`), names no model (`missing_model_field`), or
                 has an invalid field (`invalid_anthropic_body`). 404 `thread_not_found` if the request continues a
-                stored conversation.
+                conversation that a server must store, because the gateway stores no conversations.
         """
         request = read_object(body)
         chat = to_chat(request)

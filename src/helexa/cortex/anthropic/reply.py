@@ -40,7 +40,7 @@ class AnthropicReply(Reply):
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Store the node's status and headers. If the node's response is a stream, send them to the client at once.
+        """Store the node's status and headers. If the node's response is a stream, also send them to the client now.
 
         Raises:
             ApiError: 502 `upstream_malformed_response`: the node sends a stream that the client did not request, or

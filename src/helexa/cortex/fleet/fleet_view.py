@@ -57,8 +57,9 @@ class Node:
 class FleetView:
     """State of all nodes, as input of one routing or placement decision.
 
-    The mappings `in_flight`, `loaded_at` and `used_at` show later changes, which may happen at every `await`. A
-    decision must therefore not await between two reads. The keys "by (node, model)" are pairs (node name, model id).
+    The mappings `in_flight`, `loaded_at` and `used_at` are live: other tasks may change them at every `await`. Code
+    that makes a decision must therefore not await between two reads. The keys "by (node, model)" are pairs (node name,
+    model id).
 
     Attributes:
         nodes: the nodes in configured order.

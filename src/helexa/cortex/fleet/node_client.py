@@ -45,7 +45,7 @@ class NodeError(HelexaError):
 
     Attributes:
         temporary: True if the same call may succeed later.
-        local: True if the cause is not the node, but that the gateway is out of file descriptors, ports or memory.
+        local: True if the call failed because the gateway itself is out of file descriptors, ports or memory.
     """
 
     def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
@@ -63,8 +63,8 @@ class NodeClient:
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
         """Poll a node of kind `neuron` and return its report.
 
-        The poll fails only if `GET /models` fails. If another request fails, its attribute of the report stays empty.
-        Known hardware and known model URLs are requested again only after a failed poll.
+        The poll fails only if `GET /models` fails. If another request fails, the report lacks only the result of that
+        request. Known hardware and known model URLs are requested again only after a failed poll.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -99,8 +99,8 @@ class NodeClient:
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
         """Return the base URL of the API that serves `model`.
 
-        This is the URL that the node reports for the model. If the node reports no URL, or a URL that is not allowed,
-        it is the node's endpoint.
+        The result is the URL that the node reports for the model. If the node reports no URL, or a URL that is not
+        allowed, the result is the node's endpoint.
         """
         try:
             path = f"/models/{quote(model, safe='')}/endpoint"
@@ -279,10 +279,10 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 
 
 def _error_reason(body: bytes) -> tuple[str, str | None]:
-    """Return the message (as one line) and the kind of the error in the body of a node's error response.
+    """Return the error message and the error kind from the body of a node's error response.
 
-    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. If it has neither form,
-    return an empty message.
+    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. If the body has neither
+    form, the message is empty. Line breaks in the message become spaces. The kind is None if the body contains none.
     """
     try:
         content = orjson.loads(body)

@@ -106,7 +106,7 @@ class OpenAINode:
 
 
 class _NodePoll:
-    """One poll of one node, which sends the requests and detects the server program."""
+    """One poll of one node: sends the requests, and detects which server program the node runs."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
         self._client = client

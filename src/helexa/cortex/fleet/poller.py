@@ -35,7 +35,7 @@ class Poller:
     async def run(self) -> None:
         """Poll all configured nodes until cancelled.
 
-        When the configuration changes, polling of added nodes starts at once, and polling of removed nodes stops.
+        When the configuration changes, polling of added nodes starts immediately, and polling of removed nodes stops.
         """
         polls: dict[Address, asyncio.Task[None]] = {}
         try:

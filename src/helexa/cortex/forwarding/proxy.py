@@ -81,8 +81,8 @@ class Proxy:
             request: the parsed request.
             response: the response to the client.
             record: the request record.
-            settle: function that charges the request to the client's key, or None for anonymous requests. It is awaited
-                before the end of a complete response is sent.
+            settle: function that charges the request to the client's key, or None for anonymous requests. The end of a
+                complete response is sent to the client after this function has returned.
             last: True if the request cannot be retried on another node. A 429 or 503 response of the node is then
                 forwarded to the client.
 

@@ -41,9 +41,9 @@ class RequestRecord(msgspec.Struct):
         prompt_estimate: estimated prompt tokens.
         meter: object that measures token usage and timing of the response. None before the response begins.
         usage: token counts of prompt and response, or None before they are known.
-        started: time when the request arrived, of the clock `time.perf_counter`.
-        started_at: time when the request arrived, in Unix seconds.
-        read: time when the whole body was read, of the clock `time.perf_counter`. 0 before.
+        started: when the request arrived (`time.perf_counter`).
+        started_at: when the request arrived (Unix seconds).
+        read: when the last byte of the body arrived (`time.perf_counter`). 0 before the body is complete.
         loading: seconds that the request waited for its model to load.
         waited: seconds from arrival until the request was forwarded to a node, including `loading`.
         answered: seconds from forwarding until the first byte of the node's response arrived.

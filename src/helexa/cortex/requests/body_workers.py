@@ -98,7 +98,8 @@ class BodyWorkers:
     def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
         """Return the exception to raise after a call in the pool failed with `error`.
 
-        If a worker process died, the pool is unusable. It is then dropped, and the next call creates a new pool.
+        If a worker process died, the pool is unusable. This method then drops it, and the next call of `run` creates a
+        new pool.
         """
         if not isinstance(error, BrokenProcessPool):
             return error

@@ -1,7 +1,7 @@
-"""Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
+"""Reads the fields of a request body that the gateway needs, and rejects a body with the key `model` twice.
 
-If a JSON object has two members of the same name, some decoders use the first and others the last. A node could
-therefore use another model than the model that the gateway has authorized.
+If a JSON object contains a key twice, some decoders use the first value and others the last. A node could therefore use
+another model than the model that the gateway has authorized.
 """
 
 from typing import Any, cast
@@ -13,7 +13,7 @@ from helexa.cortex.usage.token_limit import Fields
 
 
 class _ModelName:
-    """The value of the `model` member of a request body. The value may have any JSON type."""
+    """The value of the key `model` in a request body. The value may have any JSON type."""
 
     __slots__ = ("value",)
 
@@ -26,9 +26,9 @@ class _CheckedFields(Fields, kw_only=True):
 
 
 class _FieldsReader:
-    """Reads fields of a request body with a JSON decoder that calls a hook for each `model` member.
+    """Reads fields of a request body with a JSON decoder that calls a hook for each key `model`.
 
-    The hook counts these members. It is also called if letters of the name are escaped, as in `\\u006dodel`.
+    The hook counts the keys `model`. It is also called if letters of the key are escaped, as in `\\u006dodel`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _FieldsReader:
         """Return the fields of the body that the gateway needs.
 
         Raises:
-            ApiError: 400 if the body has two `model` members.
+            ApiError: 400 if the body contains the key `model` twice.
             msgspec.DecodeError: the body is not a JSON object.
         """
         self._model_count = 0

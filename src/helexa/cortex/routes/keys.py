@@ -47,7 +47,10 @@ async def create_key(request: Request) -> Response:
 
 
 async def change_key(request: Request) -> Response:
-    """Change the terms of a key, such as its limits, and respond with the key. They apply from the next request on."""
+    """Change the terms of a key, such as its limits, and respond with the key.
+
+    The new terms apply from the next request on.
+    """
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await _body(request))
     reject_static(gateway.gatekeeper.static, key_id)

@@ -32,7 +32,8 @@ class Upstream:
         max_idle: maximum number of idle connections over all origins.
 
     Attributes:
-        idle_timeout_secs: longest time without data during a response body, and before it if the node is down.
+        idle_timeout_secs: a request fails after this time without data. Before the response body begins, this applies
+            only if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
             limit.
     """

@@ -24,7 +24,8 @@ class Pool(Protocol):
     """Interface of the connection pool, as far as a connection uses it.
 
     Attributes:
-        idle_timeout_secs: longest time without data during a response body, and before it if the node is down.
+        idle_timeout_secs: a request fails after this time without data. Before the response body begins, this applies
+            only if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
             limit.
     """
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         origin: scheme, host and port of the node.
-        last_received_at: time when bytes last arrived, of the event loop's clock.
+        last_received_at: when bytes last arrived (time of the event loop's clock).
         response_began: True if bytes arrived since the current request was sent.
         status, headers: status and headers of the current response.
     """

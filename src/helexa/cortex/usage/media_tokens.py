@@ -20,8 +20,8 @@ def media_tokens(body: bytes) -> int:
 def _media_parts(body: bytes) -> int:
     """Return an upper bound of the number of images and other files in a request body.
 
-    Some servers recognize a file by the `type` of its content part, other servers by the name of a member of the
-    content part. The result is the larger of both counts.
+    Some servers recognize a file by the value of the key `type` in a content part. Other servers recognize a file by a
+    key such as `image_url` in the content part. The function counts both, and returns the larger count.
     """
     matches = _find_all(_MEDIA_OR_ESCAPE, body)
     media_members = [name for name in matches if name]
@@ -57,12 +57,12 @@ def _escapable(name: str) -> str:
 def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") -> re.Pattern[bytes]:
     """Return a pattern that finds images and other files in a request body.
 
-    A match is either the type of a content part, such as `"type": "image_url"`, or the name of a member, such as
-    `"image_url":`. Group 1 of the match is empty for a type, and contains the member's name and colon for a member.
+    A match is either the type of a content part, such as `"type": "image_url"`, or a JSON key, such as `"image_url":`.
+    For a type, group 1 of the match is empty. For a key, group 1 contains the key and the colon.
 
     Args:
-        name_pattern: function that returns the regular expression for a name.
-        alternative: another alternative for group 1, beginning with `|`.
+        name_pattern: function that returns the regular expression for a type or key.
+        alternative: `|` and a regular expression that group 1 may match instead of a key, or an empty string.
     """
     types, members = ("|".join(map(name_pattern, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
     initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly

@@ -78,7 +78,7 @@ class Meter:
             del self._tail[:-TAIL_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Return whether the last `last` bytes of a stream contain the end of the final event (`data: [DONE]`)."""
+        """Return whether the final event of a stream (`data: [DONE]`) ends within the stream's last `last` bytes."""
         stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _MAX_END_BYTES)
         if not self._streamed or stream_tail.find(_END_MARK, search_start) < 0:
             return False
@@ -99,7 +99,7 @@ class Meter:
     def usage(self) -> Usage | None:
         """Return the token counts of the last `usage` object in the response, or None if there is none.
 
-        Generated text cannot be mistaken for it, because quotes around `usage` are escaped inside a JSON string.
+        Generated text that contains `"usage"` is not mistaken for this object, because JSON strings escape quotes.
         """
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):

@@ -86,9 +86,9 @@ class TokenLimit(msgspec.Struct, frozen=True):
     continues: bool = False
 
     def fills(self, context: int | None) -> bool:
-        """Return whether the prompt bound is so large that `most_tokens` depends only on `context`.
+        """Return whether the upper bound of the prompts' tokens reaches the context length.
 
-        More prompt tokens, such as those of images, then do not change the result of `most_tokens`.
+        A higher bound, for example because of images, then does not change the result of `most_tokens`.
         """
         limited = self.limit_field is not None or not self.completions
         return context is not None and limited and self.prompt >= self.prompts * context

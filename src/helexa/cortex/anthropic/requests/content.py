@@ -88,7 +88,7 @@ def string(fields: Mapping[str, Any], name: str, field: str) -> str:
     `field` is the JSON path of `fields` in the request body, used in the error message.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` if the member is not a string.
+        ApiError: 400 `invalid_anthropic_body` if the value is missing or not a string.
     """
     value = fields.get(name)
     if not isinstance(value, str):

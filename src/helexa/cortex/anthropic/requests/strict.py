@@ -6,8 +6,8 @@ import orjson
 def strict_body(body: bytes) -> bytes:
     """Convert the arguments of all tool calls in a chat request from objects to JSON text, as OpenAI's API requires.
 
-    Third-party backends need this conversion. Helexa's own nodes also accept objects, because chat templates need
-    objects.
+    The translated chat request contains objects, because chat templates need objects. Only helexa's own nodes accept
+    objects; third-party backends require JSON text.
     """
     if b'"tool_calls"' not in body:
         return body

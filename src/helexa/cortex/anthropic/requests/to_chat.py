@@ -34,7 +34,8 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ApiError: 400 because a field is invalid (`invalid_anthropic_body`) or the model is missing
-            (`missing_model_field`). 404 `thread_not_found` if the request continues a stored conversation.
+            (`missing_model_field`). 404 `thread_not_found` if the request continues a conversation that a server must
+            store, because the gateway stores no conversations.
     """
     _check_thread(body.get("thread"))
     chat = {name: value for name, value in body.items() if name not in _NOT_FORWARDED}

@@ -25,7 +25,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Convert the client's `tool_choice` to the chat request fields `tool_choice` and `parallel_tool_calls`.
 
-    The result is empty if `choice` is None, or if the request has no tools and the choice does not require one.
+    The result is empty if `choice` is None. It is also empty if `tools` is empty and `choice` does not require a tool.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.

@@ -86,13 +86,14 @@ class _Block:
 class Blocks:
     """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
-    Deltas of the open block are emitted at once. Deltas of later blocks are buffered until the open block has ended.
+    Deltas of the open block are emitted immediately. Deltas of later blocks are buffered until the open block has
+    ended.
 
     Args:
         emit: called with the bytes of each event.
 
     Attributes:
-        called: True if at least one tool call was sent, and no sent tool call ended with incomplete arguments.
+        called: True if at least one tool call was sent, and all sent tool calls had complete arguments.
         delta_count: number of emitted deltas.
     """
 
@@ -150,12 +151,12 @@ class Blocks:
     def close(self, *, cut_off: bool) -> None:
         """End the open block and send the buffered blocks. Called at the end of the node's stream.
 
-        A tool call with incomplete arguments that was already started is ended as it is. If it was not started, it is
-        sent as a text block.
+        The arguments of a tool call may be incomplete. If the client has already received the start of this call, the
+        call is ended as it is. Otherwise, the call is sent as a text block.
 
         Args:
-            cut_off: True if the response reached its length limit. Incomplete tool calls are then sent as tool calls,
-                if they have a name and the beginning of their arguments.
+            cut_off: True if the response reached its length limit. An incomplete tool call is then sent as a tool call
+                instead of text, if the node has sent its name and the beginning of its arguments.
         """
         incomplete = False
         while self._queue:

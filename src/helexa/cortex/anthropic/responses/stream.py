@@ -26,7 +26,7 @@ class MessageStream:
     * a chunk with `usage`
     * a chunk with output
 
-    Each keep-alive comment of the node becomes a `ping` event at once.
+    Each keep-alive comment of the node becomes a `ping` event.
 
     Args:
         model: model name in the client's request.

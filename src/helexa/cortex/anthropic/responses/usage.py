@@ -58,8 +58,8 @@ def stop_reason(
 
     Args:
         finish_reason: the `finish_reason` of the chat completion.
-        matched: the `stop_reason` of the chat completion's choice. Some nodes report there the stop sequence that ended
-            the output.
+        matched: the field `stop_reason` of the chat completion's choice. In this field, some nodes report the stop
+            sequence that ended the output.
         called: True if the message calls a tool.
         stop_sequences: the client's stop sequences.
     """
