@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def serve() -> int:
-    """Handle the requests of the editor that started this process until it disconnects. Return the exit code."""
+    """Handle the editor's requests until the editor disconnects, and return the exit code of this process."""
     try:
         _configure_log()
     except (OSError, ValueError) as error:

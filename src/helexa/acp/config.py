@@ -34,7 +34,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         default_model: model of new sessions, or None for the first model that the endpoint lists.
         api_key: API key; never shown, logged or saved.
         max_tokens: maximum tokens of one response, or None for a default.
-        context_window: context size in tokens, which overrides the size that the endpoint reports, or None.
+        context_window: context size in tokens. None means the size that the endpoint reports.
         tool_calls: how the model calls tools. `native` uses the API's tool calls. With `text`, the model writes calls
             between markers in its text. `auto` is native until the endpoint rejects tools.
         headers: additional headers of every request; never shown, logged or saved.

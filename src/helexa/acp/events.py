@@ -29,7 +29,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """The model started a tool call, whose tool name is known.
+    """The model began to write a tool call, and the name of the tool is already known.
 
     Attributes:
         card: display of the call in the editor.
@@ -98,7 +98,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """The status of a compaction, in which the model summarizes the conversation, changed.
+    """The status of a compaction changed. In a compaction, the model summarizes the conversation.
 
     Attributes:
         summary: the summary if the status is `completed`, else None.

@@ -64,7 +64,10 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Apply `change` to the preferences for the folder `cwd` under a file lock, save and return the result."""
+        """Replace the saved preferences for the folder `cwd` by the result of `change`, and return this result.
+
+        A file lock excludes concurrent changes by other processes.
+        """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
@@ -76,9 +79,15 @@ class Preferences:
             return change(self.read(cwd))
 
     def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Save that calls of `tool` with `subject` are permanently allowed or rejected, and return all preferences.
+        """Save the user's decision to permanently allow or reject certain tool calls. Return the new preferences.
 
-        If there are more than `MAX_GRANTS` such decisions, the oldest is removed.
+        At most `MAX_GRANTS` decisions are saved. If there are more, the oldest is removed.
+
+        Args:
+            cwd: working directory of the project.
+            tool: name of the tool.
+            subject: the calls to which the decision applies; see `Grant`.
+            allowed: True if the calls are allowed, False if they are rejected.
         """
 
         def added(project: Project) -> Project:

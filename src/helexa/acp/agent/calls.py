@@ -55,8 +55,8 @@ def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
     Args:
         text: the tool call as the model wrote it.
         turn: provides the tools that the model may call.
-        cut_off: whether the model's response ended at its token limit. The error message of a malformed call then
-            names this cause.
+        cut_off: whether the model's response ended at its token limit. If True, the error message of a malformed call
+            names the token limit as the cause.
     """
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
     parsed = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
@@ -99,7 +99,7 @@ class Calls:
     async def run(self, calls: Sequence[Call]) -> None:
         """Run all calls and store their results in `results`.
 
-        An error of a tool becomes a failed result. Only CancelledError is raised.
+        An error of a tool is not raised, but stored as a failed result. The method raises only CancelledError.
         """
         remaining = list(calls)
         while remaining:

@@ -96,9 +96,9 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many of the last messages in `view` fit in `max_tokens`.
+    """Return how many of the last messages in `view` fit in `max_tokens`, to exclude them from the summary.
 
-    The first of the counted messages is never a tool result, because a result must not be separated from its call.
+    The first of these messages is never a tool result, because a result must not be separated from its call.
     """
     unchanged_count = 0
     for count in range(1, len(view)):
@@ -110,12 +110,13 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
-    """Return a copy of the last user message in `summed_up`, to be appended to the summary.
+    """Return the text of the last user message that the summary replaces, to be appended to the summary.
+
+    If a user message stays in the conversation unchanged, return an empty text.
 
     Args:
         summed_up: the messages that the summary replaces.
-        unchanged_count: the messages after the summary, which stay in the conversation. If they include a user
-            message, the returned text is empty.
+        unchanged_count: the later messages, which stay in the conversation unchanged.
     """
     if any(isinstance(message, UserMessage) for message in unchanged_count):
         return ""

@@ -20,13 +20,13 @@ class Conversation(Protocol):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All messages, oldest first, including the `Summary` and `Cleared` entries, which the model does not see."""
+        """All entries of the history, oldest first: messages, summaries and `Cleared` entries."""
         ...
 
     async def commit(self, *messages: Message) -> None:
         """Append messages to the history. The messages are on disk when the method returns.
 
-        A model response and the results of its tool calls are passed in one call.
+        To append a model response and the results of its tool calls, pass all of them together.
         """
         ...
 
@@ -35,7 +35,7 @@ class Conversation(Protocol):
 class Choices:
     """The user's choice of model, permission mode, reasoning effort and temperature.
 
-    The choices may change while the agent works, so the agent reads them again before each model request.
+    The user may change the choices while the agent works. So the agent reads them again before each model request.
     """
 
     model: ModelChoice

@@ -102,8 +102,8 @@ def _part_tokens(part: Part) -> float:
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
     """Return the messages, shortened to fit into `max_tokens` if possible.
 
-    One-line notes replace old tool results first, then old responses of the model. User messages and the last few
-    messages stay unchanged, so the returned messages may still exceed `max_tokens`.
+    First the old tool results and then the old responses of the model are replaced by one-line notes. User messages
+    and the last few messages stay unchanged. So the returned messages may still exceed `max_tokens`.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens

@@ -18,8 +18,8 @@ class ResolvedPath:
 
     Attributes:
         real: path with all symbolic links resolved, for local file access.
-        path: the same path for requests to the editor and for display. It begins with the session's folder exactly as
-            the editor wrote it, which may contain symbolic links.
+        path: the same path for requests to the editor and for display. Symbolic links in the session's folder are not
+            resolved, so the path begins as the editor wrote the folder.
         plans: whether the path is in the folder of the agent's plans, which the editor cannot access.
         guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """

@@ -13,7 +13,7 @@ class HostError(ToolError):
 
 
 class Client(Protocol):
-    """The client (the editor): which methods it supports, and requests to it.
+    """The client (the editor). Sends requests to it, and states which optional methods it supports.
 
     Attributes:
         reads_files: whether the editor supports `fs/read_text_file`.

@@ -125,7 +125,7 @@ class _Output:
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """Yield the pipe's write end for a child process. Close this process's copy when the `with` block ends."""
+        """Yield the pipe's write end, to start a child process with it. Afterwards, close it in this process."""
         try:
             yield self._writer
         finally:

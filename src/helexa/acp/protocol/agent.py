@@ -177,10 +177,10 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Schedule the first updates of an opened session for the time after the response to the current request.
+        """Arrange that an opened session sends updates only after the response to the current request.
 
-        The editor must receive the session's id in the response before it can receive updates. After the response is
-        sent, the session may send updates, and the list of slash commands is sent.
+        The response contains the session's id, which the editor must know before it receives updates. The first
+        updates after the response contain the slash commands.
         """
         if (request := current_request()) is not None:
             request.after_response.append(session.release)

@@ -92,7 +92,7 @@ class Session:
         If the calling task is canceled, the write is completed first.
 
         Raises:
-            StoreError: the messages could not be written to disk. They are in the history in memory.
+            StoreError: the messages could not be written to disk. The history in memory contains them nevertheless.
         """
         if messages and tuple(self._messages[-len(messages) :]) != messages:
             self._messages.extend(messages)
@@ -231,7 +231,7 @@ class Session:
     async def cancel(self) -> None:
         """Cancel the running work on a prompt, and wait until it ends.
 
-        After a time limit, the method returns although the work has not ended. The prompt then counts as canceled.
+        If the work does not end within a time limit, stop waiting and treat the prompt as canceled.
         """
         turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():

@@ -164,9 +164,10 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """Return the initial model, mode and other settings of a session that is being opened.
+        """Return the initial settings of a session that is being opened, such as its model and mode.
 
-        The second value is True if the model is a default because no usable choice was saved.
+        Returns:
+            The settings, and whether their model is a default because no usable choice of a model was saved.
         """
         remembered = self._preferences.read(saved.head.cwd)
         saved_choices = saved.choices

@@ -22,7 +22,7 @@ class StdioTransport:
     """The connection to the editor over stdin and stdout of this process.
 
     The transport also redirects the process's standard streams. Output that libraries print goes to stderr, and child
-    processes read from /dev/null. Threads read stdin and write stdout, so both may be blocking files or pipes.
+    processes read from /dev/null. Reads from stdin and writes to stdout may block, so threads perform them.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,8 @@ class ValidatingTransport:
 
     * Only valid JSON-RPC messages are returned. An invalid response is dropped. Any other invalid message gets an error
       response.
-    * A `$/cancel_request` of the editor cancels the handler of the request, with any version of the ACP SDK.
+    * If the editor sends `$/cancel_request` for a request, the handler of the request is canceled. This behavior does
+      not depend on the version of the ACP SDK.
     * The callbacks in `Request.after_response` run after the response is sent.
     * Messages are sent one after the other, in the order of the `send` calls.
     """
@@ -88,7 +89,7 @@ class ValidatingTransport:
     async def receive(self) -> Message | None:
         """Return the next valid message, or None at the end of the stream.
 
-        If the message is a request, `current_request` returns it from now on in the calling task.
+        If the message is a request, later calls of `current_request` in the calling task return this request.
         """
         if (message := self._unread) is not None:
             self._unread = None
@@ -154,7 +155,7 @@ class ValidatingTransport:
             request.task = None
 
     def cancel_request(self, id: int) -> None:
-        """Tell the editor with `$/cancel_request` that the agent cancels its own request with this id."""
+        """Cancel the agent's own request to the editor with this id, by sending `$/cancel_request`."""
         notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
         task = asyncio.ensure_future(self._send(notice))
         self._notices.add(task)

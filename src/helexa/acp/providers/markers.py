@@ -1,9 +1,12 @@
 """Tool calls written as text, for endpoints without native tool calls: prompt instructions and a parser.
 
-The tool-call format is the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or
-Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>` between `<tool_call>` and `</tool_call>`. The first
-`<tool_call>` tag of the Qwen format may be missing. Reasoning is between `<think>` and `</think>`, at the beginning of
-a response or between calls.
+The parser accepts two formats of tool calls:
+
+* `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the format of Hermes and Qwen.
+* `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, another format of Qwen. The first
+  `<tool_call>` tag may be missing.
+
+Reasoning is between `<think>` and `</think>`, at the beginning of a response or between calls.
 """
 
 import json
@@ -31,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of the model's reasoning, which was between `<think>` and `</think>`."""
+    """A piece of the model's reasoning, which the model wrote between `<think>` and `</think>`."""
 
     text: str
 
@@ -71,8 +74,8 @@ class MarkerParser:
     Text is returned as soon as it cannot be part of a marker such as `<tool_call>`.
 
     Args:
-        fences: whether a tool call in a fenced code block is treated as text. This is for models with native tool
-            calls, which write a call in a code block only as an example.
+        fences: whether a tool call in a fenced code block is treated as text. Set it for models with native tool
+            calls, because they write a call in a code block only as an example.
     """
 
     def __init__(self, *, fences: bool) -> None:

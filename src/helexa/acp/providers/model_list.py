@@ -9,7 +9,7 @@ _NOT_FOR_CHAT = {"embedding", "embeddings", "rerank", "moderation", "image", "au
 
 
 def model_cards(body: Any) -> list[ModelCard]:
-    """Return the chat models in the parsed JSON of a `/v1/models` response, in the same order.
+    """Return the chat models in the parsed JSON of a `/v1/models` response, in the response's order.
 
     Invalid entries and models for other purposes, such as embeddings, are omitted.
 

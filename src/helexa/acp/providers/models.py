@@ -97,8 +97,11 @@ class Models:
     def card(self, choice: ModelChoice) -> ModelCard:
         """Return the known properties of a model.
 
-        The context size is the size in an earlier error of the endpoint, else the configured size, else the size that
-        the endpoint lists.
+        The context size is the first known value of the following:
+
+        1. The size that the endpoint stated in an earlier error response.
+        2. The size in the configuration.
+        3. The size in the endpoint's model list.
         """
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
@@ -107,7 +110,7 @@ class Models:
         return dataclasses.replace(card, context=self._learned.get(choice) or configured or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
-        """Store the context size of a model in tokens, which its endpoint reported in an error response."""
+        """Store `tokens` as the context size of a model, which its endpoint stated in an error response."""
         self._learned[choice] = tokens
 
     async def provider(self, choice: ModelChoice) -> Provider:
@@ -133,7 +136,7 @@ class Models:
             return self._providers[name]
 
     def failures(self) -> dict[str, str]:
-        """Return error messages by endpoint name, for the endpoints whose last `refresh` failed."""
+        """Return the error message of each endpoint whose last `refresh` failed, by endpoint name."""
         return dict(self._failures)
 
     async def close(self) -> None:

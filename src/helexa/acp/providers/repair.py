@@ -90,7 +90,7 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCal
 def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of tools that could be called with `arguments`.
 
-    All required arguments of such a tool are present, and the tool has all the given arguments.
+    A tool could be called if `arguments` contains all its required arguments and no unknown arguments.
     """
     keys = arguments.keys()
     for name, schema in schemas.items():

@@ -38,8 +38,8 @@ class Wire(Protocol):
         path: URL path of requests, relative to the base URL.
         models_path: URL path of the model list, relative to the base URL.
         optional: keys of the request body that can be omitted if an endpoint rejects them.
-        leaks_markers: whether the response's text may contain reasoning and tool calls, between markers such as
-            `<think>`. Some servers do not separate them from the text.
+        leaks_markers: whether the response's text may contain reasoning and tool calls between markers such as
+            `<think>`, because some servers do not remove reasoning and tool calls from the text.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Wire(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return `value` with unpaired surrogates replaced if it is a string, else an empty string."""
+    """If `value` is a string, return it with unpaired surrogates replaced. Otherwise return an empty string."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

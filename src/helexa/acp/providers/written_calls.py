@@ -39,9 +39,9 @@ class MarkerReader:
 
     Args:
         request: the original request with its tools.
-        calls_requested: whether the prompt asks the model to write tool calls as text. If not, text between markers
-            counts as a tool call only under three conditions: it is a valid call, it is not in a code block, and the
-            endpoint reports no native calls.
+        calls_requested: whether the prompt asks the model to write tool calls as text. If False, text between markers
+            counts as a tool call only under three conditions: the text is a valid call, it is not in a code block, and
+            the response has no native tool calls.
     """
 
     def __init__(self, request: ModelRequest, *, calls_requested: bool) -> None:

@@ -48,9 +48,9 @@ class Bash(BuiltIn):
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Runs`, which describes the command to the permission rules.
+        """Return the effect of the call for the permission rules: it runs a command line (`Runs`).
 
-        If the command line is known to only read files, `Runs.vetted` names its command.
+        If the command line is known to only read files, `Runs.vetted` is the name of its command, such as `git diff`.
         """
         command, boundary = arguments["command"], context.boundary
         folder = boundary.resolve(arguments["cwd"])

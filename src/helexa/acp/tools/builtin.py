@@ -59,7 +59,7 @@ class BuiltIn:
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return `Reads`, which tells the permission rules that the call changes nothing.
+        """Return the effect of the call for the permission rules: it only reads (`Reads`).
 
         Raises:
             OutOfBounds: the argument `path` is outside the session's folders.
@@ -77,7 +77,7 @@ def as_block(content: str) -> tuple[CardContent, ...]:
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     """Return a JSON Schema without titles, in which each `$ref` is replaced by the schema it refers to.
 
-    Small models and grammar compilers handle such schemas better.
+    Small models and grammar compilers handle schemas without titles and references better.
     """
     match schema:
         case {"$ref": name}:

@@ -44,9 +44,10 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
     """Return whether a tool call with the effect `act` is allowed, is denied, or needs the user's permission.
 
-    The decision depends on the session's permission mode and on the user's earlier decisions in `grants`. A user's
-    decision applies to a scope, which is a set of calls. Several scopes can contain the call: for an edit, these are
-    the file and each of its parent folders. If the user must be asked, the first scope is offered for "always allow".
+    The result depends on the session's permission mode and on the user's earlier decisions in `grants`. A user's
+    decision applies to a scope, which is a set of calls. Several scopes can contain the same call. For example, an edit
+    of a file is in the scopes of the file and of each parent folder. If the user must be asked, the permission request
+    offers "always allow" for the first scope.
     """
     match act:
         case Reads():
@@ -97,8 +98,8 @@ def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
 def _command_scopes(act: Runs) -> tuple[Scope, ...]:
     """Return the scopes (sets of calls) that contain a shell command line.
 
-    If the line is vetted (known to only read files), the first scope is all vetted lines with the same command. The
-    last scope is exactly this line, in the same folder and session.
+    The last scope contains only this line, in the same folder and session. If the line is vetted (known to only read
+    files), an earlier scope contains all vetted lines with the same command.
     """
     line = Scope(
         "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False

@@ -28,7 +28,7 @@ class Todo(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return a title with the number of completed tasks and of all tasks."""
+        """Return a title with the number of completed tasks and the total number of tasks."""
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:

@@ -34,7 +34,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Effect of a tool call that only reads files in the session's folders, or changes only the session."""
+    """Effect of a tool call that changes no files, and reads files only in the session's folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
 
 
 class Tool(Protocol):
-    """A tool that the model can call. The other methods accept only arguments that `check` has returned."""
+    """A tool that the model can call. `check` returns checked arguments, which the other methods require."""
 
     @property
     def name(self) -> str:
@@ -185,9 +185,9 @@ class Tool(Protocol):
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of a call with these arguments: it reads, writes a file, runs a command, or other.
+        """Return the effect of a call with these arguments, for example `Reads`, `Writes` or `Runs`.
 
-        The permission rules decide from the effect whether the call may run.
+        From the effect, the permission rules decide whether the call may run.
 
         Raises:
             ToolError: the call is never allowed, for example because a path leaves the session's folders.

@@ -20,7 +20,7 @@ from helexa.acp.tools.tool import Tool, ToolContext
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
     """Return the tools of a session: the built-in tools and the tools of its MCP servers.
 
-    The MCP servers are started or connected, with a time limit. Servers that fail are left out.
+    MCP servers that cannot be started or reached within a time limit are left out.
     """
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:

@@ -7,8 +7,8 @@ the following conditions hold:
 1. Each word of the line matches `_WORD`. So the line contains no quote, variable, pattern, substitution, redirection,
    pipe or second command, and the shell passes each word to the command unchanged.
 2. The line begins with a command in `_COMMANDS`.
-3. Each option matches the pattern of the command in full. A pattern contains only harmless options. They can neither
-   run a program, nor write a file, nor read a file named in the option, nor follow symbolic links out of the folders.
+3. Each option matches the command's regular expression in full, which allows only harmless options. A harmless option
+   cannot run a program, write a file, read a file named in the option, or follow symbolic links out of the folders.
 4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. This
    condition also applies to words that are not paths, such as revisions and search patterns.
 5. `git` runs in the folder that contains `.git`. Any other folder could contain a repository configuration written by
@@ -40,7 +40,7 @@ _LOG = (
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """The arguments with which a command line is vetted (known to only read files).
+    """The arguments of a command that a vetted command line may contain (a line known to only read files).
 
     Attributes:
         options: regular expression that each option must match in full.
@@ -76,7 +76,7 @@ _COMMANDS: Mapping[str, _Command] = {
 
 
 def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
-    """Return the command of a command line that is known to only read files, for example `git diff`.
+    """Check whether a command line is vetted (known to only read files), and return its command.
 
     Args:
         line: the command line.
@@ -84,7 +84,8 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
         boundary: the folders that the session may access.
 
     Returns:
-        The name of the command, or None if the command line may do more than read files in the session's folders.
+        The name of the command, for example `git diff`. None if the line may do more than read files in the session's
+        folders.
     """
     words = [word for word in line.split(" ") if word]
     if not words or not all(_WORD.fullmatch(word) for word in words):

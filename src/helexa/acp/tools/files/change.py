@@ -52,7 +52,7 @@ def change_diff(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return the differing lines of `old` and of `new`, each with a few equal lines before and after them."""
+    """Return the part of `old` and the part of `new` that differ, and a few equal lines before and after each part."""
     old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
     common_lines = min(len(old_part), len(new_part))
     head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
@@ -74,10 +74,10 @@ def _lines_of(text: str, needle: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint for the model about the text it may have meant with `old`, which is not in the file.
+    """Return a hint that shows the model similar text in the file, because the file does not contain `old`.
 
-    The hint shows text that differs from `old` only in white space. If there is none, the hint shows the line that is
-    most similar to the first line of `old`.
+    The hint shows text that differs from `old` only in white space. If there is no such text, the hint shows the line
+    that is most similar to the first line of `old`.
     """
     lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
     for index in range(len(lines) - len(wanted_words) + 1):

@@ -31,7 +31,7 @@ class WriteFile(BuiltIn):
         return f"Write {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Writes`, which tells the permission rules which file the call writes."""
+        """Return the effect of the call for the permission rules: it writes one file (`Writes`)."""
         return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:

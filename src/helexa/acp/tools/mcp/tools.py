@@ -114,8 +114,8 @@ class Connection:
     async def close(self) -> None:
         """Close the connection. If the agent started the server as a process, end the process.
 
-        The method cancels an anyio cancel scope, not the connection's task. If the task were canceled, the package
-        `mcp` would not end the process.
+        The method does not cancel the connection's task, because the package `mcp` would then leave the process
+        running. Instead, it cancels the anyio cancel scope in which the task runs the connection.
         """
         if self._scope is not None:
             self._scope.cancel()
@@ -182,7 +182,7 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
 
 
 class McpTool:
-    """A tool of an MCP server. Its name for the model combines the names of the server and of the server's tool."""
+    """A tool of an MCP server. The model sees a name that combines the server's name and the tool's name."""
 
     kind: ToolKind = "other"
 
@@ -210,7 +210,7 @@ class McpTool:
         return as_block(json.dumps(arguments, indent=2, ensure_ascii=False))
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Calls`, which tells the permission rules the tool and whether it is read-only."""
+        """Return the effect of the call for the permission rules: it calls an MCP tool (`Calls`)."""
         return Calls(self.name, self.only_reads)
 
     @property
@@ -247,7 +247,7 @@ def unique_tools(connections: Iterable[Connection], used_names: Iterable[str]) -
 
     Args:
         connections: connections to the servers.
-        used_names: names of other tools, which are not used again.
+        used_names: names of other tools. The MCP tools get different names.
     """
     names = set(used_names)
     tools: list[McpTool] = []
@@ -270,7 +270,7 @@ def _name(server: str, tool: str, used_names: set[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error in one line. For an exception group, use its first exception."""
+    """Return the message of an error in one line. For an exception group, the error is its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return title(str(error) or type(error).__name__, 300)

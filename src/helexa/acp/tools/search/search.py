@@ -23,7 +23,8 @@ class Search(Struct, frozen=True):
     Attributes:
         folder: the folder to search. Symbolic links are not followed, and files that git ignores are skipped.
         file: name of the only file in `folder` to search, or None.
-        files: pattern of the files to search, with the syntax of .gitignore and braces, or None for all files.
+        files: pattern of the files to search, or None for all files. The syntax is that of .gitignore, with braces such
+            as `*.{js,ts}` in addition.
         text: regular expression to find in lines. If None, the search returns files, not lines.
         ignore_case: whether `text` ignores case.
         max_results: maximum number of results.

@@ -65,7 +65,7 @@ def files_below(folder: Path) -> list[str]:
 def braces_expanded(pattern: str) -> list[str]:
     """Return patterns without braces that together match the same files as `pattern`.
 
-    For `*.{js,ts}`, these are `*.js` and `*.ts`.
+    For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
     """
     patterns, expanded = [pattern], []
     while patterns and len(patterns) + len(expanded) <= _MAX_BRACES:

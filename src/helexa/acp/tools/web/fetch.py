@@ -30,7 +30,7 @@ class Fetch(BuiltIn):
         return f"Fetch {title(arguments['url'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a `Fetches`, which tells the permission rules to which host the request is sent."""
+        """Return the effect of the call for the permission rules: it sends a request to a host (`Fetches`)."""
         return Fetches(web_page.parse_url(arguments["url"]).host or "")
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:

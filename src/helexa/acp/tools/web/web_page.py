@@ -29,7 +29,7 @@ class Page:
         url: final URL after redirects.
         status: HTTP status.
         text: text of the page, without markup.
-        truncated: whether the page was too large, so that `text` has only its beginning.
+        truncated: whether the page was too large. If True, `text` contains only the beginning of the page.
     """
 
     url: str
