@@ -1,4 +1,4 @@
-"""Products whose outputs are divided among the ranks."""
+"""Linear layers whose outputs are divided among the ranks."""
 
 from torch import Tensor
 
@@ -8,10 +8,10 @@ from helexa.neuron.ops.ranks.shares import Shares
 
 
 class GatheredLinear:
-    """A product of which each rank computes its own outputs; the result has the outputs of all ranks.
+    """A linear layer whose outputs are divided among the ranks, followed by an all-gather of the outputs.
 
     Args:
-        product: product of this rank's outputs.
+        product: linear layer that computes the outputs of this rank.
         shares: division of the outputs.
     """
 
