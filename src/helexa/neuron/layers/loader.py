@@ -9,6 +9,7 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.layers.gathered_linear import GatheredLinear
+from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.ops.constants import LANES
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
@@ -34,6 +35,7 @@ class Loader:
         on_read: called with the bytes of weights read so far.
         store: matrices that were prepared at an earlier start; None to prepare all matrices.
         policy: which matrices to quantize, and to which format; None for no quantization.
+        stage: the decoder layers to load.
 
     Attributes:
         matrix_bytes: total bytes of the matrices that this loader has returned.
@@ -46,8 +48,10 @@ class Loader:
         on_read: Callable[[int], None],
         store: MatrixStore | None = None,
         policy: QuantPolicy | None = None,
+        stage: Stage = WHOLE_MODEL,
     ) -> None:
         self.checkpoint = checkpoint
+        self.stage = stage
         self.ops = ops
         self.ranks = ops.ranks.count
         self._names = frozenset(checkpoint.names())
@@ -207,15 +211,18 @@ class Loader:
             )
         return matrices, bias
 
+    def vocab_size(self, name: str) -> int:
+        """Return the number of tokens of the embedding with the weight `name.weight`, without loading it."""
+        return self.checkpoint.shape(f"{name}.weight")[0]
+
     def embedding(self, name: str, width: int) -> Embedding:
         """Return the token embedding with the weight `name.weight`, [vocabulary, width].
 
         The file's tensor sets the vocabulary size. Each rank holds the embeddings of its own tokens.
         """
-        name = f"{name}.weight"
-        vocab_size = self.checkpoint.shape(name)[0]
+        vocab_size = self.vocab_size(name)
         shares = self.shares(vocab_size)
-        matrix = self.matrix(name, (vocab_size, width), ranges=(shares.own,))
+        matrix = self.matrix(f"{name}.weight", (vocab_size, width), ranges=(shares.own,))
         return Embedding(self.ops, matrix, shares)
 
     def head(self, name: str, embedding: Embedding, tied: bool, inputs: int) -> LinearOp:
