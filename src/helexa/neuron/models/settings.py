@@ -55,8 +55,7 @@ class Settings:
             default: value to use if the setting is missing; None if the setting is required.
 
         Raises:
-            ModelFileError: the setting is missing and `default` is None, or the setting is not a positive integer or
-                is too large.
+            ModelFileError: the setting is required but missing, is not a positive integer, or is too large.
         """
         value = self.config.get(key)
         value = default if value is None else value

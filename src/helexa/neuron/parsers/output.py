@@ -52,7 +52,7 @@ class Output:
         return events
 
     def text(self, text: str) -> None:
-        """Add text that is neither reasoning nor a tool call."""
+        """Add `text`, which is neither reasoning nor a tool call."""
         if text:
             self.begun = True
             self._events.append(TextDelta(text))
@@ -94,7 +94,7 @@ class Output:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of the parameter `name` of the tool `tool`, or an empty schema if there is none.
+        """Return the JSON Schema of the parameter `name` of the tool `tool`, or an empty schema if it is unknown.
 
         The result includes the definitions (`$defs`) of the tool's schema.
         """

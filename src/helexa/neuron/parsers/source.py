@@ -74,7 +74,7 @@ class Source:
         return "".join(self._unsettled)
 
     def give_back(self) -> str:
-        """Return the text that was read since the last call of `settle` or `give_back`."""
+        """Return the text that was read since the last call of `settle` or `give_back`, and forget this text."""
         text = self.unsettled
         self._unsettled.clear()
         return text

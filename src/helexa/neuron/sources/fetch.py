@@ -12,7 +12,10 @@ class FetchAbandoned(BaseException):
 
 
 class Fetch:
-    """Handle of a running fetch. The worker thread reports progress to it, and another thread can cancel the fetch."""
+    """Handle of a running fetch, which finds or downloads a model in a worker thread.
+
+    The worker thread reports progress to the handle, and another thread can cancel the fetch with the handle.
+    """
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report

@@ -160,7 +160,7 @@ class Snapshots:
         return CachedModel(model_path(snapshot, files))
 
     def _commits(self) -> list[str]:
-        """Return all cached commits, the one that was downloaded last first."""
+        """Return all cached commits. The first is the commit that was downloaded last."""
         try:
             folders = sorted(self.at("").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         except OSError:

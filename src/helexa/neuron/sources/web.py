@@ -35,7 +35,7 @@ class WebError(Exception):
     Attributes:
         where: scheme, host and port of the server.
         status: HTTP status, or None if there was no response.
-        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if there is none.
+        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if the response has no error code.
         retry_after: value of `Retry-After` in seconds, or None.
         transient: whether the error may be transient. In this case, a retry may succeed.
     """

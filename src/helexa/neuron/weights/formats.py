@@ -24,7 +24,10 @@ class GroupScale:
     codes: Tensor | None = None
 
     def values(self) -> Tensor:
-        """Return the numbers as float32 [N, G]. The products of codes and units are exact in float32."""
+        """Return one number for each of the G groups of N rows, as float32 [N, G].
+
+        The products of codes and units are exact in float32.
+        """
         if self.codes is None:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
@@ -38,7 +41,7 @@ class GroupScale:
         """Return a copy in which each tensor is replaced by `change(tensor)`.
 
         `change` is applied to `unit` and `codes`, which differ in their number of columns. It may reorder rows. It may
-        reorder columns only in blocks that are whole units.
+        also reorder blocks of columns, if no unit is shared by several blocks.
         """
         return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
 
@@ -92,14 +95,14 @@ class GroupwiseTensor:
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupwiseTensor":
         """Return a copy in which the tensors of the codes, scales and minimums are replaced by `change(tensor)`.
 
-        These tensors differ in their number of columns. `change` may reorder rows. It may reorder columns only in
-        blocks that are whole quantization groups and whole units of `GroupScale`.
+        These tensors differ in their number of columns. `change` may reorder rows. It may also reorder blocks of
+        columns, if no quantization group and no unit (see `GroupScale`) is shared by several blocks.
         """
         minimum = None if self.minimum is None else self.minimum.each(change)
         return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
-        """Return a quantized matrix [T, K] with the rows at `indices` [T]."""
+        """Return a quantized matrix [T, K] with copies of the T rows at `indices`. K is the number of columns."""
         return self.each(lambda tensor: tensor[indices])
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":

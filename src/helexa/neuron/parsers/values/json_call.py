@@ -112,7 +112,7 @@ def _key(source: Source, beginnings: Markers) -> Reading[str]:
     """Read a key of a JSON object and the colon after it, and return the key.
 
     Raises:
-        NotACall: the text does not begin with one of `beginnings`, or there is no colon.
+        NotACall: the text does not begin with one of `beginnings`, or no colon follows the key.
     """
     if not (yield from source.upcoming(beginnings)):
         raise NotACall
