@@ -13,7 +13,7 @@ The principals (API key owners) share the slots fairly:
 * The sum of a new principal starts close to the sums of the other principals. If it started at zero, all requests of
   the new principal would be admitted first.
 * If there are at least `_MANY_SLOTS` slots, one principal can hold all slots except one.
-* Anonymous requests count as one principal. They are admitted only if no request with a principal waits.
+* Anonymous requests count as one principal, and are admitted only if no request with a principal waits.
 """
 
 import math
@@ -52,8 +52,8 @@ class Limits:
         slots: maximum number of admitted requests.
         queue: maximum number of waiting requests.
         wait: maximum seconds that a request waits for a slot.
-        kv_wait: maximum seconds that a request waits for KV cache memory, counted from the moment at which it was next
-            in line for a free slot but lacked memory.
+        kv_wait: maximum seconds that a request waits for KV cache memory. The time starts when the request is next in
+            line for a free slot, but too few KV pages are available.
         per_principal: maximum number of admitted and waiting requests of one principal; 0 for no limit.
         anon_slots: maximum number of admitted anonymous requests; 0 rejects all anonymous requests.
         anon_pending: maximum number of admitted and waiting anonymous requests.
@@ -125,7 +125,7 @@ class FairQueue:
     The methods `arrive`, `leave` and `tick` return the tickets that they have admitted or rejected.
 
     Attributes:
-        free: number of free KV pages, as last reported by the engine. The caller sets it.
+        free: number of free KV pages, as last reported by the engine. The caller updates this number.
         waiting: number of waiting requests.
         admitted: number of requests that are admitted and have not left.
         rejections: number of rejected requests since the start, by reason.

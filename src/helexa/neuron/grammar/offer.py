@@ -1,4 +1,4 @@
-"""Describes a tool for a grammar: its name, the schema of its arguments, and whether the grammar enforces it."""
+"""Describes a tool for a grammar: the name, the schema of the arguments, and whether the whole schema is enforced."""
 
 import re
 from collections.abc import Mapping

@@ -45,7 +45,7 @@ class Block:
         layer or to the final norm, because one kernel can add the output to the residual stream and compute the norm.
 
         Args:
-            hidden: [T, H], residual stream: T rows (tokens of the batch), H the hidden size. It is changed in place.
+            hidden: [T, H], residual stream, changed in place: T rows (tokens of the batch), H the hidden size.
             delta: [T, H], output of the previous layer, which this layer adds to `hidden`; None for the first layer.
             cache: KV cache or recurrent state of the mixer. The mixer updates the cache for all T rows.
             step: the batch and its rotary tables.

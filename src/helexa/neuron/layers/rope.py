@@ -15,8 +15,8 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of a model configuration, with the keys of `rope_parameters` in current transformers.
 
     Older configurations have `rope_scaling` and top-level keys instead of `rope_parameters`. The result always has
-    `rope_type`, `rope_theta` and `partial_rotary_factor`. It also has all other keys of the configuration's
-    `rope_scaling` or `rope_parameters`.
+    `rope_type`, `rope_theta` and `partial_rotary_factor`, and all other keys of the configuration's `rope_scaling` or
+    `rope_parameters`.
 
     Raises:
         ModelFileError: the configuration has separate rotary settings for each type of layer.

@@ -44,7 +44,7 @@ class Settings:
         """The setting `intermediate_size`, the intermediate size of a dense feed-forward layer.
 
         Raises:
-            ModelFileError: the setting is missing or invalid. It may be missing in models with experts in all layers.
+            ModelFileError: the setting is missing or invalid. Models with experts in all layers may omit the setting.
         """
         return self.positive("intermediate_size")
 

@@ -36,7 +36,7 @@ class OutputParser:
         in_reasoning: whether the prompt ends inside an open reasoning block.
         reasoned: whether the prompt ends after a closed reasoning block.
         untagged: whether tool calls in the form of plain JSON are accepted, until the model uses its tool-call format.
-        tools: the tools of the request. None if they are unknown.
+        tools: the tools of the request. None if the tools are unknown.
         new_id: function that returns the id for a new tool call.
 
     Attributes:

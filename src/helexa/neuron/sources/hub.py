@@ -37,7 +37,7 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Hub:
-    """The Hugging Face Hub or another server with its protocol, together with a cache of its models.
+    """The Hugging Face Hub or another server with the Hub's protocol, and the cache of the models from this server.
 
     Attributes:
         scheme: scheme of source ids that refer to this hub, such as `huggingface`.

@@ -130,7 +130,7 @@ class Site:
 
     Args:
         url: base URL.
-        token: bearer token, or None. It is sent to this server, and not to other servers after a redirect.
+        token: bearer token, or None. The token is sent only to this server, and not to other servers after a redirect.
         timeout: a connection fails if no data arrives for this number of seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Read tensors of safetensors checkpoints that are quantized to fp8 or MXFP4. Their scales are separate tensors.
+"""Read the tensors of safetensors checkpoints in fp8 or MXFP4, which have their scales in separate tensors.
 
 An fp8 tensor is dequantized to float32 when it is read. An MXFP4 tensor stays quantized, with the codes and scales of
 the file.
@@ -64,8 +64,8 @@ class Fp8Tensor:
     Reference: transformers `integrations/finegrained_fp8.py`.
 
     Attributes:
-        block_size: number of rows and number of columns of a block. It has no effect if there is one scale per tensor
-            or per row.
+        block_size: number of rows and number of columns of a block. Not used if there is one scale per tensor or per
+            row.
     """
 
     weight: FileTensor
@@ -180,7 +180,7 @@ def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) ->
 
     Args:
         tensors: the tensors in the checkpoint's files, by name.
-        config: the model's configuration. The function removes `quantization_config` from it.
+        config: the model's configuration. The function removes the key `quantization_config` from this dict.
 
     Raises:
         ModelFileError: the quantization of the checkpoint is not supported, or a quantized tensor has no scales.

@@ -11,8 +11,9 @@ from torch import Tensor
 class GroupScale:
     """The scales, or the minimums, of a quantized matrix: one number per group of adjacent columns in each row.
 
-    The numbers have the shape [N, G], for N rows with G groups each. They are stored exactly as in the model file,
-    which may store them as integer codes with a shared unit.
+    The numbers have the shape [N, G], for N rows with G groups each. The class stores the numbers in the form of the
+    model file, which is either one floating-point number per group, or integer codes with a unit that several groups
+    share.
 
     Attributes:
         unit: float16 or float32 [N, U]. U divides G, and each unit applies to G / U adjacent groups.

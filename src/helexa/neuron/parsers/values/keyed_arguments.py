@@ -10,7 +10,8 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 class KeyedArguments:
     """Builds the JSON arguments of a tool call from key-value pairs, and adds them to the `Output` as they arrive.
 
-    The tool call itself is added to the `Output` with its first argument. If it has no arguments, `end` adds it.
+    The beginning of the tool call is added to the `Output` together with the first argument, or by `end` if the call
+    has no arguments.
 
     Args:
         source: the model's unread text.

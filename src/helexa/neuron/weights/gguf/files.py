@@ -127,8 +127,8 @@ class GgufFile:
 def part_names(name: str) -> list[str]:
     """Return the names of all files of a split GGUF model, given the `name` of one of its files.
 
-    The function does not check whether the files exist. If `name` is not the name of a split model, it is the only
-    result.
+    The function does not check whether the files exist. If `name` is not the name of a split model, the result is
+    `[name]`.
     """
     match = _PART.fullmatch(name)
     if match is None:
