@@ -32,8 +32,8 @@ class OpenLoop:
 
     Attributes:
         records: records of the requests, in the order of their scheduled times.
-        saturated: True if the server could not keep up. Then requests in flight or waiting times kept growing, or too
-            many requests were rejected.
+        saturated: True if the server could not keep up: the number of requests in flight or the waiting times kept
+            growing, or too many requests were rejected.
     """
 
     records: list[RequestRecord]
@@ -122,10 +122,10 @@ async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
 
 
 def fell_behind(records: Sequence[RequestRecord]) -> bool:
-    """Return whether the server could not keep up with an open loop.
+    """Return whether the server could not keep up with an open loop (requests that are sent at fixed times).
 
-    This is the case if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting times kept
-    growing.
+    The function returns True if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting
+    times kept growing.
     """
     shed = sum(record.status in ("rejected", "timeout", "incomplete") for record in records)
     if shed > _SHED_SHARE * len(records):

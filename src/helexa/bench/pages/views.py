@@ -218,8 +218,8 @@ def _first_cell(
 ) -> dict[str, Any] | None:
     """Select the benchmark configuration that a page shows.
 
-    It is the first measured configuration that matches the query in all `parts`. If there is none, the last of `parts`
-    is ignored, then the last two, and further until a configuration matches.
+    The function selects the first measured configuration that matches the query in all `parts`. If no configuration
+    matches, the function ignores the last of `parts`, then the last two, and so on until a configuration matches.
 
     Args:
         archive: the result database.

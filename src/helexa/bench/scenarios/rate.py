@@ -48,7 +48,7 @@ class Rate:
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send requests at their scheduled times, until the given time is over or the server is saturated.
+        """Send requests at their scheduled times, until `duration_secs` is over or the server is saturated.
 
         A sample of a saturated server is valid, because its failures show the server's limit.
         """

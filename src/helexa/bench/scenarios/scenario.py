@@ -15,7 +15,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a scenario measures, and the client that it uses.
+    """The model that a scenario measures, and the objects that the scenario needs to measure the model.
 
     Attributes:
         client: client of the server.

@@ -28,7 +28,7 @@ class Swap:
         return ScenarioKey("swap", "swap", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model generates text and `control` can load it."""
+        """Return whether the model generates text and can be loaded by `control`, the server's management API."""
         return control is not None and bool(model.load) and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
