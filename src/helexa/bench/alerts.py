@@ -1,8 +1,8 @@
 """Detects performance changes between builds and reports confirmed regressions to a webhook.
 
-A verdict compares the samples of a new build with the samples of earlier builds. A suspected change is confirmed only
-after more samples are taken. After a confirmed change, later builds are not compared with builds from before the
-change. A slowdown that remains in all later builds therefore raises only one alert.
+A verdict is the result of comparing the samples of a new build with the samples of earlier builds. A suspected change
+is confirmed only after more samples are taken. After a confirmed change, later builds are not compared with builds from
+before the change. A slowdown that remains in all later builds therefore raises only one alert.
 """
 
 import logging

@@ -19,10 +19,10 @@ Arrivals = Literal["poisson", "constant"]
 
 _MAX_IN_FLIGHT = 2048
 _LOOK_AFTER = 20  # arrivals; fewer show no trend
-_SURE = 3.3  # standard errors; false alarms of one in a thousand, as there are many tests
+_SURE = 3.3  # standard errors of a slope; about one false alarm in a thousand tests
 _SHED_SHARE = 0.05
 _LATER = 1.5
-_STUCK_SHARE = 0.2  # per arrival
+_STUCK_SHARE = 0.2  # growth of the number of requests in flight, per arrival
 _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 

@@ -135,7 +135,8 @@ def compare(archive: Archive, query: Query) -> Context:
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
     """Return the two newest builds of the most recently measured target, as `build@target`, older build first.
 
-    Return None for both if the target has only one build.
+    Only builds with samples of the most recently measured model and scenario are considered. With fewer than two
+    builds, return None for both.
     """
     cells = archive.answer("latest", archive.reader.latest_cells)
     if not cells:

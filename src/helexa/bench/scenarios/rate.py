@@ -31,7 +31,7 @@ class Rate:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {
             "rate_rps": self.rate_rps,
             "arrivals": self.arrivals,

@@ -74,7 +74,7 @@ class Scenario(Protocol):
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         ...
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:

@@ -122,7 +122,8 @@ class Ticket:
 class FairQueue:
     """Decides which requests of one model are admitted, queued or rejected.
 
-    The methods `arrive`, `leave` and `tick` return the tickets that they have admitted or rejected.
+    Each request has a `Ticket`. The methods `arrive`, `leave` and `tick` return the tickets of the requests that they
+    have admitted or rejected.
 
     Attributes:
         free: number of free KV pages, as last reported by the engine. The caller updates this number.

@@ -1,4 +1,4 @@
-"""Token embedding."""
+"""Token embedding, whose rows may be divided among several ranks."""
 
 from typing import Any
 

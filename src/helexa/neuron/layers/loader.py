@@ -107,7 +107,7 @@ class Loader:
     ) -> Any:
         """Return a matrix [N, K], or its rows in `ranges`, prepared for the kernels.
 
-        The other arguments are those of `weight`.
+        For `name`, `shape` and `index`, see `weight`.
         """
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"

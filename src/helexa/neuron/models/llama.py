@@ -1,4 +1,4 @@
-"""Llama, the base class of all other architectures here (reference: transformers `modeling_llama`)."""
+"""Llama, the base class of all other architectures in this package (reference: transformers `modeling_llama`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar

@@ -46,5 +46,5 @@ class Fetch:
             raise FetchAbandoned
 
     def abandon(self) -> None:
-        """Cancel the fetch. Its worker thread ends at the next call of `progress`, `check` or `wait`."""
+        """Cancel the fetch. The worker thread ends at its next call of `progress`, `check` or `wait`."""
         self._abandoned.set()

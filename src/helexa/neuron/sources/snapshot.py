@@ -92,7 +92,7 @@ class Snapshots:
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Store the file names of a commit. `cached` compares them with the files in the cache.
+        """Store the file names of a commit, which the method `cached` compares with the files in the cache.
 
         Raises:
             OSError: the cache cannot be written.

@@ -80,7 +80,7 @@ class GroupwiseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the codes, scales and minimums in bytes. The small table is not counted."""
+        """Size of the codes, scales and minimums in bytes. The 16 bytes of `table` are not counted."""
         minimum = 0 if self.minimum is None else self.minimum.nbytes
         return self.codes.nbytes + self.scale.nbytes + minimum
 

@@ -58,8 +58,8 @@ class KeyedArguments:
         """Parse the value of the argument `key`, which the model wrote without JSON syntax.
 
         The value ends at one of the markers `ends`, which is not read. The tool's schema determines the type of the
-        value. The value is streamed if the schema allows only strings. One line break at the beginning and one at the
-        end of the value belong to the format and are dropped.
+        value. The value is streamed if the schema allows strings and does not allow null. One line break at the
+        beginning and one at the end of the value belong to the format and are dropped.
 
         Raises:
             NotACall: the output ended before one of `ends`.

@@ -36,7 +36,7 @@ def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 
 
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
-    """Parse one string literal. Its first quotation mark, `quote`, was already read."""
+    """Parse one string literal. The first quotation mark of the literal, `quote`, was already read."""
     end = quote
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)
