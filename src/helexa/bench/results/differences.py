@@ -34,7 +34,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
-    """Return texts that describe how two cells differ: target, hardware, model configuration, scenario parameters."""
+    """Return texts that describe the differences of two cells (benchmark configurations) other than the build.
+
+    The differences are the target, the hardware, the model configuration and the scenario parameters.
+    """
     texts: list[str] = []
     if a.target_id != b.target_id:
         texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")

@@ -89,7 +89,7 @@ class LatestCell:
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
 ) -> list[LatestCell]:
-    """Return the most recently measured cell of each target, model and scenario.
+    """Return the most recently measured cell (benchmark configuration) of each target, model and scenario.
 
     The cells are sorted by target, model and scenario.
 
@@ -125,7 +125,11 @@ def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
 
 
 def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:
-    """Yield each target and model with its cells. `cells` must be sorted by target and model."""
+    """Yield each target and model with its cells (benchmark configurations).
+
+    Args:
+        cells: the cells, sorted by target and model.
+    """
     for (target, model), group in groupby(cells, key=lambda one: (one.target, one.model)):
         yield target, model, list(group)
 

@@ -1,4 +1,4 @@
-"""Names of database rows by their ids."""
+"""Display names of targets, hosts, builds, models and scenarios, which results refer to by row id."""
 
 from collections import Counter
 from collections.abc import Collection

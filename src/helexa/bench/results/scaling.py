@@ -60,7 +60,11 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def ladder_kind(cell: LatestCell) -> str:
-    """Return whether a cell measures `cold`, `warm` or `decode` rates."""
+    """Return the kind of rates that a cell (benchmark configuration) measures.
+
+    The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached
+    context).
+    """
     words = cell.scenario.split(":")
     return "decode" if cell.kind == "decode" else "warm" if "warm" in words else "cold"
 

@@ -155,7 +155,10 @@ def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
 
 
 def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
-    """Return the comparison of a cell with earlier builds, and the medians of its newest builds, oldest first."""
+    """Compare the build of a cell (benchmark configuration) with earlier builds.
+
+    Return the result of the comparison, and the medians of the newest 20 builds, oldest build first.
+    """
     builds = cell_samples(archive, cell, metric)
     own = next((one.values for one in builds if one.build_id == cell.build_id), [])
     history = [one for one in builds if one.build_id != cell.build_id]

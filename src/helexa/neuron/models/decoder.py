@@ -14,11 +14,11 @@ from helexa.neuron.processes import heartbeat
 
 
 class Decoder:
-    """A causal language model. Subclasses define the decoder layer with `prepare` and `block`.
+    """A causal language model. Subclasses define the decoder layers with the methods `prepare` and `block`.
 
     Args:
-        config: configuration of the checkpoint. The caller has added the class's `defaults` for missing settings.
-        loader: source of the weights, prepared for the kernels.
+        config: configuration of the checkpoint. For missing settings, the caller has added the values in `defaults`.
+        loader: object that reads the weights and prepares them for the kernels.
 
     Attributes:
         settings: the checked configuration.
@@ -46,7 +46,7 @@ class Decoder:
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        # Checkpoint readers that support a quantization remove `quantization_config`.
+        # A checkpoint reader that supports the checkpoint's quantization removes `quantization_config`.
         self.settings.require(quantization_config=(None,), **self.supported)
         self.loader = loader
         self.prepare()
@@ -74,36 +74,41 @@ class Decoder:
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
-        """Read and return the RMS norm `name` for inputs of the hidden size."""
+        """Read and return the RMS norm with the tensor `name.weight`, for inputs of the hidden size."""
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first layer, float32 [T, H], for `tokens` [T] (H is the hidden size)."""
+        """Return the input of the first layer, float32 [T, H], for T token ids `tokens` (H is the hidden size)."""
         return self.embedding(tokens)
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run the model on a batch, and return the logits [S, vocabulary] of the rows in `batch.sample_rows`.
+        """Run the model on a batch, and return the logits [S, vocabulary] of the S rows in `batch.sample_rows`.
 
         Args:
-            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
+            batch: the tokens of one forward pass.
+            caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
         """
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [S, vocabulary] of normalized hidden states [S, H].
+        """Return the logits [S, vocabulary] of S hidden states [S, H], which the final norm has normalized.
 
         Later stages of a pipeline have no output head and return `hidden`.
         """
         return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run all layers and the final norm, and return the hidden states [S + P, H] of the rows in `sample_rows`.
+        """Run all layers and the final norm, and return the hidden states of the rows in `batch.sample_rows`.
 
-        The first S rows are used to sample tokens. The last P rows are used for embeddings or prompt scores. In a
-        pipeline, each stage runs its own layers, and only stage 0 returns these hidden states.
+        In a pipeline, each stage runs its own layers, and only stage 0 returns these hidden states.
 
         Args:
-            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
+            batch: the tokens of one forward pass.
+            caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
+
+        Returns:
+            [S + P, H], with H the hidden size. The first S rows are used to sample tokens. The last P rows are used for
+            embeddings or prompt scores.
         """
         step, stage = Step(batch), self.loader.stage
         delta: Tensor | None = None
