@@ -58,6 +58,7 @@ class Queue:
     requests: list[Request]
     loading: bool = False
     priority: int = 0
+    node: str | None = None
 
     @property
     def since(self) -> float:

@@ -10,6 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helexa.core.errors import ApiError
 from helexa.cortex.access.cors import with_cors
 from helexa.cortex.access.origin import OriginGuard
+from helexa.cortex.console.console import Console
+from helexa.cortex.console.event_routes import get_events
+from helexa.cortex.console.oidc import check_extra, oidc_routes
+from helexa.cortex.console.pages import get_root, page_routes
+from helexa.cortex.console.session_routes import get_session, sign_in, sign_out
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
 from helexa.cortex.requests.error_response import (
@@ -18,18 +23,20 @@ from helexa.cortex.requests.error_response import (
     handle_http_error,
     handle_unexpected_error,
 )
-from helexa.cortex.routes.access import admin, public, user, viewer
+from helexa.cortex.routes.access import admin, method_route, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
 from helexa.cortex.routes.explain import get_explanation
 from helexa.cortex.routes.generation import Generation, Messages, Responses
 from helexa.cortex.routes.health import get_health, get_readiness
 from helexa.cortex.routes.keys import key_routes
+from helexa.cortex.routes.model_loads import load_model, unload_model
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.cortex.routes.openapi import get_document
 from helexa.cortex.routes.responses import input_items, stored_response
 from helexa.cortex.routes.tokens import ask_tokenizer, get_tokenizer_info
+from helexa.cortex.routes.usage import get_usage
 from helexa.cortex.usage.token_limit import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 
 _HOT: dict[str, ASGIApp] = {
@@ -58,13 +65,18 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
     Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
     Route("/api/nodes/{name:path}/uncordon", admin(uncordon_node), methods=["POST"]),
     Route("/api/nodes/{name:path}/drain", admin(drain_node), methods=["POST"]),
-    Route("/api/activity", viewer(list_activity)),
+    Route("/api/models/load", admin(load_model), methods=["POST"]),
+    Route("/api/models/unload", admin(unload_model), methods=["POST"]),
+    Route("/api/activity", user(list_activity)),
+    Route("/api/usage", user(get_usage)),
+    Route("/api/events", user(get_events)),
+    method_route("/api/session", GET=public(get_session), POST=public(sign_in), DELETE=public(sign_out)),
     Route("/api/explain", viewer(get_explanation)),
     *key_routes,
     Route("/openapi.json", public(get_document)),
     Route("/health", public(get_health)),
     Route("/health/ready", public(get_readiness)),
-    Route("/", public(get_health)),
+    Route("/", public(get_root)),
 ]
 
 
@@ -90,9 +102,15 @@ class HotPaths:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """Return the ASGI application of a running gateway."""
+    """Return the ASGI application of a running gateway.
+
+    Raises:
+        HelexaError: the configuration needs an extra that is not installed.
+    """
+    console = Console(gateway)
+    check_extra(console.settings.oidc)
     app = Starlette(
-        routes=ROUTES,
+        routes=[*ROUTES, *page_routes, *oidc_routes(console)],
         exception_handlers={
             ApiError: handle_api_error,
             HTTPException: handle_http_error,
@@ -101,6 +119,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         },
     )
     app.state.gateway = gateway
+    app.state.console = console
     app.router.redirect_slashes = False
     hot_paths = HotPaths(app, _HOT)
     section = gateway.config.gateway  # address and origins do not change on a reload

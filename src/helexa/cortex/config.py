@@ -124,7 +124,18 @@ class WindowSection(config.Section):
         return self
 
 
-class KeySection(config.Section):
+class TermsSection(config.Section):
+    """Allowed models, token budget and rate limits. See `Principal` for the meaning of the attributes."""
+
+    models: list[str] | None = None
+    hard_cap: int | None = Field(default=None, ge=0)
+    window: WindowSection = Field(default_factory=WindowSection)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    concurrency: int | None = Field(default=None, ge=1)
+
+
+class KeySection(TermsSection):
     """One `[[entitlements.keys]]` entry: an API key in cortex.toml.
 
     See `Principal` for the meaning of the attributes.
@@ -134,12 +145,6 @@ class KeySection(config.Section):
     account_id: str = Field(min_length=1)
     key_id: str | None = None
     role: Literal["user", "admin"] = "user"
-    models: list[str] | None = None
-    hard_cap: int | None = Field(default=None, ge=0)
-    window: WindowSection = Field(default_factory=WindowSection)
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    concurrency: int | None = Field(default=None, ge=1)
 
 
 class EntitlementsSection(config.Section):
@@ -168,6 +173,50 @@ class LedgerSection(config.Section):
     """
 
     url: SecretStr = Field(default_factory=lambda: SecretStr(f"sqlite:{_state_folder() / 'cortex.db'}"))
+
+
+class OidcSection(TermsSection):
+    """The table `[console.oidc]`: sign-in to the console with OpenID Connect, and the terms of these users.
+
+    Attributes:
+        issuer: URL of the identity provider. The gateway reads `ISSUER/.well-known/openid-configuration`.
+        client_id, client_secret: the credentials of the gateway at the provider.
+        public_url: URL under which browsers reach the gateway. The provider must allow the redirect to
+            `PUBLIC_URL/console/oidc/callback`.
+        account_claim: claim of the ID token that becomes the account. An `email` must be verified by the provider.
+        users: accounts that may sign in. `*` at the beginning matches any prefix, as in `*@example.com`.
+        admins: accounts that sign in with the role `admin`, in the same format.
+    """
+
+    issuer: BaseUrl
+    client_id: str = Field(min_length=1)
+    client_secret: SecretStr | None = None
+    public_url: BaseUrl
+    account_claim: str = Field(default="email", min_length=1)
+    users: list[str] = Field(default_factory=list[str])
+    admins: list[str] = Field(default_factory=list[str])
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not (self.users or self.admins):
+            raise ValueError("nobody may sign in; list accounts in 'users' or 'admins'")
+        return self
+
+
+class ConsoleSection(config.Section):
+    """The table `[console]`: the web page that the gateway serves to browsers at `/`.
+
+    Attributes:
+        enabled: False to serve no page and accept no sign-in.
+        session_hours: hours after which a sign-in expires.
+        bench_url: URL of helexa-bench's pages, which the console links to. None for no link.
+        oidc: sign-in with OpenID Connect, in addition to API keys. None to disable it.
+    """
+
+    enabled: bool = True
+    session_hours: float = Field(default=12.0, gt=0, le=24 * 90)
+    bench_url: BaseUrl | None = None
+    oidc: OidcSection | None = None
 
 
 class NeuronSection(config.Section):
@@ -199,6 +248,7 @@ class CortexConfig(config.Section):
     eviction: EvictionSection = Field(default_factory=EvictionSection)
     entitlements: EntitlementsSection = Field(default_factory=EntitlementsSection)
     ledger: LedgerSection = Field(default_factory=LedgerSection)
+    console: ConsoleSection = Field(default_factory=ConsoleSection)
     neurons: list[NeuronSection] = Field(default_factory=list[NeuronSection])
     models_config: Path = Path("/etc/cortex/models.toml")
 

@@ -1,7 +1,7 @@
 """Creates, connects and closes the components of a gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.prompt_count import PromptCounter
 from helexa.cortex.forwarding.proxy import Proxy
+from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage.backends import open_database
@@ -44,6 +45,7 @@ class Gateway:
         config: the current configuration.
         catalogue: the current model catalogue.
         bodies: the memory limit for all concurrent request bodies, which the API's listener enforces.
+        observers: functions that are called with every finished request.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Gateway:
         self.gatekeeper = Gatekeeper(config.entitlements.require_auth, static_keys(config.entitlements))
         self.keyring = Keyring(KeyStore(database), self.gatekeeper)
         self.ledger = Ledger(database)
+        self.observers: list[Callable[[Activity], None]] = []
         metrics.watch(FleetCollector(self.fleet))
 
     def connection_limits(self) -> ConnectionLimits:
@@ -120,9 +123,12 @@ class Gateway:
         self.lifecycle.configure(config, catalogue)
 
     def observe(self, record: RequestRecord) -> None:
-        """Add a finished request to the metrics and to the ledger's activity log."""
+        """Add a finished request to the metrics and to the ledger's activity log, and call the observers."""
         self.metrics.observe(record)
-        self.ledger.record(record.activity())
+        activity = record.activity()
+        self.ledger.record(activity)
+        for observe in self.observers:
+            observe(activity)
 
 
 @asynccontextmanager

@@ -60,7 +60,10 @@ def test_relative_catalogue_path_is_relative_to_the_config_file(
     ("text", "message"),
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
-        ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons"),
+        (
+            "[nodes]",
+            "unknown key 'nodes'; known keys: console, entitlements, eviction, gateway, ledger, models_config, neurons",
+        ),
         ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),

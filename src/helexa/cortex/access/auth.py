@@ -8,6 +8,14 @@ from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of
 from helexa.cortex.access.principal import Principal
 from helexa.http.connections.request_head import Headers
 
+_CREATE_ADMIN = "create one with `cortex keys create --admin`"
+
+Credential = bytes | Principal
+"""What a user signed in with: the digest of an API key, or the principal of a user of an identity provider."""
+
+FindSession = Callable[[Headers], Credential | None]
+"""Function that returns the credential of the session that a request belongs to, or None without a valid session."""
+
 
 class Gatekeeper:
     """Authenticates requests by their API keys.
@@ -24,9 +32,15 @@ class Gatekeeper:
     A principal is the account and API key of a request, with the key's limits. Many clients send a placeholder key to
     servers without authentication, so a request with an unknown key is anonymous if `require_auth` is false. A revoked
     or expired key is rejected in both modes, so that its owner learns that the key is invalid.
+
+    A request without a key that belongs to a session of the console has the principal of the session.
+
+    Attributes:
+        find_session: finds the session of a request without a key. None if the gateway has no console.
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
+        self.find_session: FindSession | None = None
         self.static: tuple[Key, ...] = ()
         self._stored: tuple[Key, ...] = ()
         self._clock = clock
@@ -52,20 +66,48 @@ class Gatekeeper:
         """
         secret = shown_secret(headers)
         if secret is None:
+            credential = None if self.find_session is None else self.find_session(headers)
+            if credential is not None:
+                return self.principal_of(credential)
             if self.require_auth:
                 raise _unauthorized("missing API key; supply 'Authorization: Bearer <key>'")
             return None
-        key = self._keys.get(digest_of(secret)) if len(secret) <= MAX_SECRET_BYTES else None
-        if key is None:
-            if self.require_auth:
-                raise _unauthorized("invalid API key")
+        digest = digest_of(secret) if len(secret) <= MAX_SECRET_BYTES else b""
+        if digest not in self._keys and not self.require_auth:
             return None
+        return self.principal_of(digest)
+
+    def principal_of(self, credential: Credential) -> Principal:
+        """Return the principal of a credential.
+
+        Raises:
+            ApiError: 401 if the credential is the digest of a key that is unknown, revoked or expired.
+        """
+        if isinstance(credential, Principal):
+            return credential
+        key = self._keys.get(credential)
+        if key is None:
+            raise _unauthorized("invalid API key")
         if key.revoked_at is not None:
             raise _unauthorized("this API key was revoked")
         expires_at = key.principal.expires_at
         if expires_at is not None and expires_at <= self._clock():
             raise _unauthorized("this API key has expired")
         return key.principal
+
+    def admit_key(self, headers: Headers, message: str = "this path requires an API key") -> Principal:
+        """Return the principal of a request to an API that allows no anonymous requests.
+
+        `message` is the error message for a request without a known key.
+
+        Raises:
+            ApiError: 401 if the key is missing, unknown, revoked or expired; 400 if the headers contain two different
+                keys.
+        """
+        principal = self.admit(headers)
+        if principal is None:
+            raise _unauthorized(message)
+        return principal
 
     def admit_admin(self, headers: Headers) -> Principal:
         """Return the principal of a request to the admin API, which allows no anonymous requests.
@@ -74,9 +116,7 @@ class Gatekeeper:
             ApiError: 401 if the key is missing, unknown, revoked or expired; 403 if the key's role is `user`; 400 if
                 the headers contain two different keys.
         """
-        principal = self.admit(headers)
-        if principal is None:
-            raise _unauthorized("this path requires an admin's API key; create one with `cortex keys create --admin`")
+        principal = self.admit_key(headers, "this path requires an admin's API key; " + _CREATE_ADMIN)
         if principal.role != "admin":
             raise ApiError(403, "admin_only", "this path requires an admin's API key; the request has a user's key")
         return principal

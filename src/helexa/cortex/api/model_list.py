@@ -58,8 +58,7 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
         "reasoning": any(info.reasoning for info in reports),
     }
     if progress is not None and entry["state"] == "loading":
-        fields = {"fraction": progress.fraction, "stage": progress.stage, "eta_secs": progress.eta_secs}
-        entry["progress"] = {name: value for name, value in fields.items() if value is not None}
+        entry["progress"] = progress.json_dict()
     if profile is not None and profile.cost is not None:
         entry["cost"] = profile.cost.json_dict()
     limits = [info.limit for info in reports if info.limit is not None]

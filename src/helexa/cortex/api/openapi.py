@@ -56,6 +56,8 @@ class Operation:
         status: HTTP status of a successful response.
         unready: True if a 503 response of the operation has the schema `response` instead of `error`.
         streamed: True if the operation can respond with an event stream.
+        media_type: media type of a successful response.
+        other_types: descriptions of other possible bodies of a successful response, by media type.
         forwards_errors: True if a node's error response is forwarded with its status.
         security: required access: `public`, `user` or `admin`.
     """
@@ -73,6 +75,8 @@ class Operation:
     status: int = 200
     unready: bool = False
     streamed: bool = False
+    media_type: str = "application/json"
+    other_types: dict[str, str] = field(default_factory=dict[str, str])
     forwards_errors: bool = False
     security: str = "user"
 
@@ -95,9 +99,11 @@ class Operation:
         return {"name": name, "in": "query", "required": name in self.required, "schema": self.query[name]}
 
     def _responses(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"application/json": {"schema": ref(self.response)}}
+        content: dict[str, Any] = {self.media_type: {"schema": ref(self.response)}}
         if self.streamed:
             content["text/event-stream"] = {"schema": {"description": "events of the API, if `stream` is true"}}
+        for media_type, description in self.other_types.items():
+            content[media_type] = {"schema": {"type": "string", "description": description}}
         responses: dict[str, Any] = {str(self.status): {"description": "success", "content": content}}
         error_content = {"application/json": {"schema": ref(self.error)}}
         for status in sorted({*_EVERYWHERE, *self.error_statuses}):
@@ -130,6 +136,7 @@ _KEY = {"error_statuses": (*_ADMIN, 404, 409), "security": "admin"}
 _CHANGE = {"error_statuses": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
 _FILTERS: dict[str, Schema] = dict.fromkeys(("account_id", "key_id", "model", "node"), STRING)
 _LARGE_COUNT = COUNT | {"maximum": 10**15 - 1}
+_WAIT_SECS = {"wait_secs": COUNT | {"maximum": 600}}
 
 OPERATIONS = (
     _generation(
@@ -279,8 +286,29 @@ OPERATIONS = (
         "/api/nodes/{name}/drain",
         "Cordon a node and wait until its requests have ended",
         "NodeState",
-        query={"wait_secs": COUNT | {"maximum": 600}},
+        query=_WAIT_SECS,
         **_NODE,
+    ),
+    Operation(
+        "loadModel",
+        "post",
+        "/api/models/load",
+        "Load a model, and respond when it is loaded",
+        "ModelState",
+        "ModelLoadRequest",
+        query=_WAIT_SECS,
+        error_statuses=(*_ADMIN, 404, 409, *_BODY),
+        security="admin",
+    ),
+    Operation(
+        "unloadModel",
+        "post",
+        "/api/models/unload",
+        "Unload a model from a node when its requests have ended",
+        "ModelState",
+        "ModelUnloadRequest",
+        error_statuses=(*_ADMIN, 404, 409, 502, *_BODY),
+        security="admin",
     ),
     Operation(
         "listActivity",
@@ -292,6 +320,59 @@ OPERATIONS = (
         error_statuses=_ADMIN,
     ),
     Operation(
+        "getUsage",
+        "get",
+        "/api/usage",
+        "Sum up the charged tokens by day, account, key and model; `by` is a comma-separated list of these names",
+        "UsageReport",
+        query={
+            "days": COUNT | {"minimum": 1, "maximum": 366},
+            "by": STRING,
+            "format": {"enum": ["json", "csv"]},
+            **dict.fromkeys(("account_id", "key_id", "model"), STRING),
+        },
+        error_statuses=_ADMIN,
+        other_types={"text/csv": "the same rows, if `format` is csv"},
+    ),
+    Operation(
+        "getEvents",
+        "get",
+        "/api/events",
+        "Stream changes of nodes, models and finished requests; `topics` is a comma-separated list of nodes, models, "
+        "activity",
+        "Event",
+        query={"topics": STRING},
+        error_statuses=(401, 503),
+        media_type="text/event-stream",
+    ),
+    Operation(
+        "getSession",
+        "get",
+        "/api/session",
+        "Return who the request is, or that it needs a key",
+        "Session",
+        security="public",
+    ),
+    Operation(
+        "signIn",
+        "post",
+        "/api/session",
+        "Start a session for an API key; the response sets the session cookie",
+        "Session",
+        "SignIn",
+        error_statuses=(401, 404, *_BODY),
+        security="public",
+    ),
+    Operation(
+        "signOut",
+        "delete",
+        "/api/session",
+        "End the session of the cookie; needs the session's CSRF token",
+        "Session",
+        error_statuses=(401,),
+        security="public",
+    ),
+    Operation(
         "explain",
         "get",
         "/api/explain",
@@ -301,7 +382,7 @@ OPERATIONS = (
         required=("model",),
         error_statuses=(401,),
     ),
-    Operation("listKeys", "get", "/api/keys", "List all keys", "KeyList", error_statuses=_ADMIN, security="admin"),
+    Operation("listKeys", "get", "/api/keys", "List the keys", "KeyList", error_statuses=_ADMIN, security="admin"),
     Operation("createKey", "post", "/api/keys", "Create a key", "Key", "NewKey", status=201, **_CHANGE),
     Operation("changeKey", "patch", "/api/keys/{key_id}", "Change the terms of a key", "Key", "KeyChange", **_CHANGE),
     Operation("revokeKey", "delete", "/api/keys/{key_id}", "Revoke a key", "Key", **_KEY),
@@ -315,7 +396,15 @@ OPERATIONS = (
         unready=True,
         security="public",
     ),
-    Operation("getRoot", "get", "/", "Return the state of the fleet", "Health", security="public"),
+    Operation(
+        "getRoot",
+        "get",
+        "/",
+        "Return the state of the fleet; browsers, which accept HTML, get the console",
+        "Health",
+        security="public",
+        other_types={"text/html": "the console, if the client accepts HTML"},
+    ),
     Operation("getDocument", "get", "/openapi.json", "Return this document", "Document", security="public"),
 )
 

@@ -13,6 +13,7 @@ from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.core.wire.tokenize import DetokenizeRequest, TokenizeRequest
 from helexa.cortex.access.key_terms import KeyChange, NewKey
 from helexa.cortex.access.principal import Principal
+from helexa.cortex.api.admin_requests import ModelLoadRequest, ModelUnloadRequest, SignIn
 from helexa.cortex.ledger.activity import Activity
 
 Schema = dict[str, Any]
@@ -27,7 +28,8 @@ BOOLEAN: Schema = {"type": "boolean"}
 _FOLDER = "#/components/schemas/"
 _GENERATION = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)
 _TOKENS = (TokenizeRequest, DetokenizeRequest)  # `model` is optional
-_REQUESTS = (*_GENERATION, *_TOKENS, KeyChange, NewKey)
+_ADMIN_REQUESTS = (KeyChange, NewKey, ModelLoadRequest, ModelUnloadRequest, SignIn)
+_REQUESTS = (*_GENERATION, *_TOKENS, *_ADMIN_REQUESTS)
 _RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
 
 
@@ -229,19 +231,53 @@ _HANDWRITTEN: dict[str, Schema] = {
             "healthy": BOOLEAN,
             "cordoned": BOOLEAN,
             "misses": COUNT,
+            "problem": or_null(STRING),
             "models": array(ref("ModelInfo")),
             "in_flight": {"type": "object", "additionalProperties": COUNT},
             "loading": array(STRING),
             "draining": array(STRING),
             "failing": array(STRING),
+            "loads": array(ref("LoadProgress")),
+            "failures": array(ref("LoadFailure")),
         },
         discovery=ref("Discovery"),
         activation=ref("Activation"),
         devices=array(ref("DeviceHealth")),
         load=array(ref("ModelLoad")),
+        memory_free_mb=INTEGER,
+        memory_total_mb=INTEGER,
+        poisoned=array(record({"model_id": STRING, "error": STRING})),
     ),
     "NodeList": record({"nodes": array(ref("Node"))}),
     "NodeState": record({"name": STRING, "cordoned": BOOLEAN, "in_flight": COUNT, "loading": COUNT}),
+    "ModelState": record({"model": STRING, "node": STRING, "status": one_of("loaded", "unloaded")}),
+    "UsageReport": record({"days": COUNT, "usage": array(ref("UsageRow"))}),
+    "UsageRow": record(
+        dict.fromkeys(("requests", "prompt", "completion", "cached", "charged", "estimated"), COUNT),
+        day=STRING | {"format": "date"},
+        account_id=STRING,
+        key_id=STRING,
+        model=STRING,
+    ),
+    "Event": STRING | {"description": "server-sent events: `names`, `node`, `models`, `request`, `dropped` and `end`"},
+    "Session": record(
+        {
+            "signed_in": BOOLEAN,
+            "require_auth": BOOLEAN,
+            "account_id": or_null(STRING),
+            "key_id": or_null(STRING),
+            "role": or_null(one_of("user", "admin")),
+            "reason": or_null(STRING),
+            "providers": array(STRING),
+            "bench_url": or_null(STRING),
+        },
+        csrf=STRING | {"description": "value for the header `x-helexa-csrf`, only for a request with a cookie"},
+        expires_at=NUMBER,
+    ),
+    "LoadProgress": record({"model": STRING}, fraction=NUMBER, stage=STRING, eta_secs=NUMBER),
+    "LoadFailure": record(
+        {"model": STRING, "message": STRING, "temporary": BOOLEAN, "times": COUNT, "retry_at": COUNT}
+    ),
     "KeyList": record({"keys": array(ref("Key"))}),
     "Activity": record({"requests": array(ref("Request"))}),
     "Explanation": record(

@@ -156,6 +156,7 @@ class Fleet:
                 node,
                 healthy=True,
                 misses=0,
+                problem=None,
                 discovery=report.discovery or node.discovery,
                 health=health,
                 models=models,
@@ -175,7 +176,7 @@ class Fleet:
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
         other_loads = node.other_requests if healthy else {}  # the last known load stays in use until the node is down
-        self._put(replace(node, healthy=healthy, misses=misses, other_requests=other_loads))
+        self._put(replace(node, healthy=healthy, misses=misses, problem=reason, other_requests=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
         """Record a successful load, so that requests can be sent to the model before the next poll."""

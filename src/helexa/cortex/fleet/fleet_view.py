@@ -19,6 +19,7 @@ class Node:
         allowed_hosts: hosts that may serve the node's models besides the host of `endpoint`.
         healthy: False before the first successful poll, and after three consecutive failed polls.
         misses: number of failed polls since the last successful poll.
+        problem: why the last poll failed; None if it succeeded, and before the first poll.
         discovery: last reported hardware; None before the first report.
         health: last reported health, with running requests and free memory; None before the first report.
         models: last reported models, by id; kept while the node is down.
@@ -34,6 +35,7 @@ class Node:
     allowed_hosts: frozenset[str] = frozenset()
     healthy: bool = False
     misses: int = 0
+    problem: str | None = None
     discovery: Discovery | None = None
     health: Health | None = None
     models: Mapping[str, ModelInfo] = field(default_factory=dict[str, ModelInfo])

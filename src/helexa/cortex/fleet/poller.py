@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from helexa.cortex.fleet.fleet import MISSES_TO_DOWN, Fleet
 from helexa.cortex.fleet.fleet_view import Node, Report
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 UNSETTLED_INTERVAL_SECS = 1.0  # for failing nodes and recovering models, so that they return to service soon
 MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
+WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet
+MAX_WATCHED_POLLS_PER_SEC = 50.0  # of all nodes together
 
 Poll = Callable[[Node, str | None], Awaitable[Report]]
 Address = tuple[str, str, str]
@@ -30,7 +33,21 @@ class Poller:
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
         self._polls: Mapping[str, Poll] = {"neuron": client.poll, "openai": OpenAINode(client).poll}
+        self._watchers = 0
+        self._watched = asyncio.Event()
         self.interval_secs = interval_secs
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Return a context manager during which nodes are polled often, because a client watches the fleet."""
+        self._watchers += 1
+        self._watched.set()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._watched.clear()
 
     async def run(self) -> None:
         """Poll all configured nodes until cancelled.
@@ -76,7 +93,18 @@ class Poller:
                 log.exception("polling %s failed", node.name)
                 self._fleet.missed(node.name, type(error).__name__)
             if self._fleet.has(node):
-                await asyncio.sleep(pause_secs(self._fleet.node(node.name), self.interval_secs, random.random()))
+                await self._pause(self._fleet.node(node.name))
+
+    async def _pause(self, node: Node) -> None:
+        """Wait until the next poll of a node is due. The wait becomes shorter when a client begins to watch."""
+        pause = pause_secs(node, self.interval_secs, random.random())
+        count = len(self._fleet.view().nodes)
+        watched_pause = min(pause, max(WATCHED_INTERVAL_SECS, count / MAX_WATCHED_POLLS_PER_SEC))
+        await asyncio.sleep(watched_pause)
+        if not self._watchers and pause > watched_pause:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause - watched_pause):
+                    await self._watched.wait()
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
+from helexa.cortex.ledger.charges import charges
 from helexa.cortex.ledger.committer import Committer
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
@@ -171,6 +172,11 @@ class Ledger:
         """
         await self.flush()
         return await recent(self._database, limit, before, **filters)
+
+    async def charges(self, since_day: int, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
+        """Write pending changes, then return sums of charges. `charges.charges` documents the arguments."""
+        await self.flush()
+        return await charges(self._database, since_day, groups, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
         """Return how many tokens of the key's current budget window are spent, and how many tokens leases hold."""

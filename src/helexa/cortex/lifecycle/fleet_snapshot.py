@@ -1,7 +1,7 @@
 """The fleet snapshot: nodes, catalogue, memory and load history at one moment, as input of load decisions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from helexa.core.catalogue import DEFAULT_RESIDENCY, Catalogue
@@ -101,6 +101,11 @@ class FleetSnapshot:
     devices: Mapping[Pair, tuple[int, ...]] = field(default_factory=dict[Pair, tuple[int, ...]])
     sizes_mb: Mapping[str, int] = field(default_factory=dict[str, int])
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
+
+    def only(self, name: str) -> "FleetSnapshot":
+        """Return a snapshot that contains only the node `name`, for decisions about this node."""
+        nodes = tuple(node for node in self.view.nodes if node.name == name)
+        return replace(self, view=replace(self.view, nodes=nodes))
 
     def free(self, node: Node) -> dict[int, int]:
         """Return the free MB of a node by device.

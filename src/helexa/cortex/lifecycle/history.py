@@ -46,6 +46,11 @@ class History:
         if secs is not None:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
+    def forget_failures(self, model: str, node: str | None) -> None:
+        """Forget failed loads of the model on the node, or on all nodes, so that the next attempt starts at once."""
+        for pair in [pair for pair in self.failures if pair[1] == model and node in (None, pair[0])]:
+            del self.failures[pair]
+
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
         """Record a failed load of the (node, model) pair, and return the record.
 

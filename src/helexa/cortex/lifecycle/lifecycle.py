@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf
 
 from helexa.core.catalogue import Catalogue
-from helexa.core.errors import ApiError, HelexaError, internal_error, shutting_down
+from helexa.core.errors import ApiError, HelexaError, internal_error, model_not_found, shutting_down
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
@@ -18,6 +18,7 @@ from helexa.cortex.lifecycle.evictor import expired_models
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
+from helexa.cortex.lifecycle.load_report import LoadFailure, LoadReport
 from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
 from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
 from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
@@ -29,10 +30,14 @@ log = logging.getLogger(__name__)
 
 HOLD_SECS = 0.1  # interval between decisions while a load waits for its start
 REST_SECS = 5.0  # longest interval between decisions otherwise
+SHOW_FAILURE_SECS = 600.0  # a failed load is reported until this long after its next attempt was due
 _UNLOAD_BACKOFF_SECS = 60.0
 
 ModelCallback = Callable[[str, str], None]
 """Callback that receives a model and a node."""
+
+PendingKey = tuple[str, str | None]
+"""Model id, and the node that an administrator has chosen for the load."""
 
 
 class Lifecycle:
@@ -64,8 +69,8 @@ class Lifecycle:
         self._book = MemoryBook()
         drains = Drains(fleet, client, self._book, clock, evicted)
         self._dependencies = LoadDependencies(fleet, client, self._book, drains, clock)
-        self._pending: dict[str, PendingLoad] = {}
-        self._jobs: dict[str, asyncio.Task[Warm]] = {}
+        self._pending: dict[PendingKey, PendingLoad] = {}
+        self._jobs: dict[PendingKey, asyncio.Task[Warm]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self.configure(config, catalogue)
@@ -86,26 +91,75 @@ class Lifecycle:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
                 later request may succeed.
         """
-        target = route(self._fleet.view(), model)
+        return await self._warm(PendingLoad(model), waiting, self._gateway.load_wait_secs)
+
+    async def load(self, model: str, node: str | None, waiting: Waiting, wait_secs: float) -> Warm:
+        """Load a model for an administrator, and return the node and URL that serve the model.
+
+        Earlier failed loads of the model do not delay this load.
+
+        Args:
+            model: the model id.
+            node: name of the node to load on, or None to let the gateway choose if no node has the model loaded.
+            waiting: the administrator's request, with its priority and time of arrival.
+            wait_secs: seconds after which the request is rejected. A load that has started continues.
+
+        Raises:
+            ApiError: 404 for an unknown model; 503 with the reason if the model cannot be loaded.
+        """
+        self._history.forget_failures(model, node)
+        return await self._warm(PendingLoad(model, node), waiting, wait_secs)
+
+    async def _warm(self, new: PendingLoad, waiting: Waiting, wait_secs: float) -> Warm:
+        """Wait until the model of `new` is loaded. If its load is already pending, join the pending load."""
+        target = self._target(new)
         if target is not None:
             return target
-        pending, is_first = self._pending.get(model), False
-        if pending is None:
-            pending, is_first = PendingLoad(model), True
-            self._pending[model] = pending
+        pending = self._pending.setdefault(_key(new), new)
         try:
             with pending.waiting(waiting):
-                if is_first:  # later requests for the same model join the pending load
+                if pending is new:  # later requests for the same model join the pending load
                     self._decide()
                     self._wake.set()
-                remaining = waiting.enqueued + self._gateway.load_wait_secs - self._clock()
+                remaining = waiting.enqueued + wait_secs - self._clock()
                 return await wait_until_loaded(pending, remaining, lambda: self._eta(pending))
         finally:
             self._drop_if_unused(pending)
 
+    def _target(self, pending: PendingLoad) -> Warm | None:
+        """Return the node that serves the model of a pending load, or None if no suitable node has it loaded."""
+        view = self._fleet.view()
+        if pending.node is None:
+            return route(view, pending.model)
+        return route(view, pending.model, avoid={node.name for node in view.nodes} - {pending.node})
+
+    async def unload(self, model: str, node: str) -> None:
+        """Unload a model for an administrator: send the node no new requests for it, and wait until it is idle.
+
+        Raises:
+            ApiError: 404 if the node does not have the model loaded; 409 if the model is loading or is being unloaded,
+                or if its requests do not end within five minutes; 502 if the node rejects the unload.
+            KeyError: the node is not configured.
+        """
+        view, pair = self._fleet.view(), (node, model)
+        info = self._fleet.node(node).models.get(model)
+        if pair in view.draining:
+            raise ApiError(409, "model_busy", f"model '{model}' is already being unloaded from node '{node}'")
+        if pair in view.loading or (info is not None and info.status == "loading"):
+            raise ApiError(409, "model_busy", f"model '{model}' is still loading on node '{node}'")
+        if info is None or info.status == "unloaded":
+            raise model_not_found(model, f"node '{node}' has not loaded it")
+        try:
+            await self._drain_and_unload(pair, is_needed=True)
+        except StillNeededError:
+            message = f"requests for model '{model}' still run on node '{node}'; the model stays loaded"
+            raise ApiError(409, "model_busy", message) from None
+        except NodeError as error:
+            raise ApiError(502, "node_error", f"node '{node}' did not unload the model: {error}") from None
+
     def progress(self, model: str) -> Progress | None:
         """Return the progress of a model that is loading or waits for free memory, or None for any other model."""
-        pending = self._pending.get(model)
+        pending = self._pending.get((model, None))
         if pending is not None and pending.job is not None:
             return pending.job.progress()
         for node in self._fleet.view().nodes:
@@ -115,6 +169,22 @@ class Lifecycle:
         if pending is not None and pending.hold is not None:
             return Progress(None, f"waiting for memory on {pending.hold.node}", self._eta(pending))
         return None
+
+    def loads(self) -> LoadReport:
+        """Return the running, waiting and failed loads of this gateway."""
+        loads: dict[Pair, Progress] = {}
+        for pending in self._pending.values():
+            if pending.job is not None:
+                loads[pending.job.pair] = pending.job.progress()
+            elif pending.hold is not None:
+                loads[pending.hold.node, pending.model] = Progress(None, "waiting for memory", self._eta(pending))
+        now, offset = self._clock(), time.time() - self._clock()
+        failures = {
+            pair: LoadFailure(failure.message, failure.temporary, failure.times, round(failure.retry_at + offset))
+            for pair, failure in self._history.failures.items()
+            if failure.retry_at > now - SHOW_FAILURE_SECS
+        }
+        return LoadReport(loads, failures)
 
     def snapshot(self) -> FleetSnapshot:
         """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
@@ -169,18 +239,18 @@ class Lifecycle:
         """
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
-            target = route(self._fleet.view(), pending.model)
+            target = self._target(pending)
             if target is not None:
                 self._resolve(pending, target)
         queue = [pending for pending in without_job if not pending.outcome.done()]
         for queue_verdict in decide(queue, self.snapshot, self._start):
-            pending = self._pending[queue_verdict.queued.model]
+            pending = self._pending[_key(queue_verdict.queued)]
             pending.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
             if isinstance(queue_verdict.decision, ApiError):
                 self._resolve(pending, queue_verdict.decision)
 
     def _start(self, queued: QueuedModel, cold: Cold) -> None:
-        pending, snapshot = self._pending[queued.model], self.snapshot()
+        pending, snapshot = self._pending[_key(queued)], self.snapshot()
         node = self._fleet.node(cold.node)
         resident_mb: dict[str, Megabytes] = {
             resident.model: resident.megabytes for resident in snapshot.residents(node)
@@ -193,12 +263,12 @@ class Lifecycle:
         task = asyncio.create_task(
             job.run(pending.has_waiters, self._gateway.load_timeout_secs), name=f"load {job.pair}"
         )
-        self._jobs[cold.model] = task
+        self._jobs[_key(queued)] = task
         task.add_done_callback(lambda task: self._on_load_done(pending, job, task))
 
     def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[Warm]) -> None:
         job.release()
-        del self._jobs[pending.model]
+        del self._jobs[_key(pending)]
         pending.job = None
         if task.cancelled():
             return
@@ -220,7 +290,7 @@ class Lifecycle:
 
     def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
         """Remove a pending load. Pass `outcome`, a node or an error, to all requests that wait for the model."""
-        self._pending.pop(pending.model, None)
+        self._pending.pop(_key(pending), None)
         if pending.outcome.done():
             return
         if isinstance(outcome, Warm):
@@ -233,8 +303,8 @@ class Lifecycle:
 
     def _drop_if_unused(self, pending: PendingLoad) -> None:
         """Remove a pending load if no request waits for the model and its load has not started."""
-        if not pending.has_waiters() and pending.job is None and self._pending.get(pending.model) is pending:
-            del self._pending[pending.model]
+        if not pending.has_waiters() and pending.job is None and self._pending.get(_key(pending)) is pending:
+            del self._pending[_key(pending)]
 
     def _eta(self, pending: PendingLoad) -> float | None:
         if pending.job is not None:
@@ -253,16 +323,23 @@ class Lifecycle:
 
     async def _unload(self, pair: Pair) -> None:
         try:
-            residents = self.snapshot().residents(self._fleet.node(pair[0]))
-            megabytes = next((resident.megabytes for resident in residents if resident.model == pair[1]), {})
-            with self._dependencies.drains.draining(pair, megabytes) as drain:
-                await drain.idle(is_needed=lambda: False)
-                await drain.unload()
+            await self._drain_and_unload(pair, is_needed=False)
         except (StillNeededError, KeyError):
             return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:
             log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
+
+    async def _drain_and_unload(self, pair: Pair, *, is_needed: bool) -> None:
+        residents = self.snapshot().residents(self._fleet.node(pair[0]))
+        megabytes = next((resident.megabytes for resident in residents if resident.model == pair[1]), {})
+        with self._dependencies.drains.draining(pair, megabytes) as drain:
+            await drain.idle(is_needed=lambda: is_needed)
+            await drain.unload()
+
+
+def _key(queued: QueuedModel) -> PendingKey:
+    return queued.model, queued.node
 
 
 def _eviction_note(cold: Cold) -> str:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet.breaker import Pair
@@ -36,6 +37,11 @@ class Progress:
     fraction: float | None = None
     stage: str | None = None
     eta_secs: float | None = None
+
+    def json_dict(self) -> dict[str, Any]:
+        """Return the progress as a JSON object, without unknown values."""
+        values = {"fraction": self.fraction, "stage": self.stage, "eta_secs": self.eta_secs}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,15 @@ class PendingLoad:
 
     Attributes:
         model: the model id.
+        node: name of the node that an administrator has chosen for the load; None if any node will do.
         outcome: future that is resolved with the node and URL that serve the model, or with the error response.
         job: the running load; None if the load has not started.
         hold: the decision that the load must wait, with its probable node and start; None if there is none.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, node: str | None = None) -> None:
         self.model = model
+        self.node = node
         self.outcome: asyncio.Future[Warm] = asyncio.get_running_loop().create_future()
         self.job: LoadJob | None = None
         self.hold: Hold | None = None

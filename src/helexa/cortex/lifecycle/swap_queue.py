@@ -21,6 +21,11 @@ class QueuedModel(Protocol):
         ...
 
     @property
+    def node(self) -> str | None:
+        """Name of the node on which the model must be loaded, or None if any node will do."""
+        ...
+
+    @property
     def since(self) -> float:
         """Arrival time of the oldest request that waits for the model (monotonic seconds)."""
         ...
@@ -77,7 +82,8 @@ def decide(
     swap_wait_secs = snapshot.settings.swap_wait_secs
     for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
-            decision: Cold | Hold | ApiError = place(snapshot, waiter.model, waiter.since, claimed)
+            eligible = snapshot if waiter.node is None else snapshot.only(waiter.node)
+            decision: Cold | Hold | ApiError = place(eligible, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error
         verdicts.append(Verdict(waiter, decision))

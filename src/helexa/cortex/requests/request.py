@@ -24,7 +24,10 @@ from helexa.cortex.usage.token_limit import (
     read_token_limit,
 )
 from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import Headers
+from helexa.http.connections.request_head import Headers, refuse_encoded
+
+MAX_JSON_BYTES = 256 << 10
+"""Maximum length of the body of an administration request."""
 
 _MIN_CHUNK_BYTES = 8 << 10
 _TYPICAL_OUTPUT = 4096
@@ -216,6 +219,19 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
             chunks.append(chunk)
         if not message["more_body"]:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json_body(receive: Receive, headers: Headers) -> bytes:
+    """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
+
+    Raises:
+        ApiError: 400 if the client disconnects, 408, 413 or 503 as for `read_body`, 415 if the body is compressed.
+    """
+    refuse_encoded(headers)
+    try:
+        return await read_body(receive, headers, MAX_JSON_BYTES)
+    except ClientGone:
+        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None
 
 
 def _too_large(limit: int) -> ApiError:

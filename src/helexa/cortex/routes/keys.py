@@ -1,6 +1,6 @@
-"""`/api/keys`: the admin API of keys.
+"""`/api/keys`: the API of keys.
 
-The admin API requires an admin's key even if `require_auth` is false.
+Changes require an admin's key even if `require_auth` is false. Users may list the keys of their account.
 """
 
 import time
@@ -8,33 +8,32 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from helexa.core.errors import ApiError, invalid_body
+from helexa.core.errors import invalid_body
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.key_terms import KeyChange, NewKey, key_json, reject_static
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.requests.request import read_body
-from helexa.cortex.routes.access import Endpoint, admin
-from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import refuse_encoded
+from helexa.cortex.requests.request import read_json_body
+from helexa.cortex.routes.access import admin, holder, method_route, visible_account
 from helexa.http.json_response import JsonResponse
-
-_MAX_BODY_BYTES = 256 << 10
 
 
 async def list_keys(request: Request) -> Response:
-    """Respond with all keys and their spent tokens, without their secrets. Keys from cortex.toml come first."""
-    gateway = _gateway(request)
-    entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
-    entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
-    return JsonResponse({"keys": entries})
+    """Respond with the keys and their spent tokens, without their secrets. Keys from cortex.toml come first.
+
+    An admin gets all keys, and a user gets the keys of the user's account.
+    """
+    gateway, account = _gateway(request), visible_account(request)
+    keys = [(key, "config") for key in gateway.gatekeeper.static]
+    keys += [(key, "database") for key in await gateway.keyring.store.list()]
+    visible = [(key, source) for key, source in keys if account in (None, key.principal.account_id)]
+    return JsonResponse({"keys": [await _entry(gateway, key, source) for key, source in visible]})
 
 
 async def create_key(request: Request) -> Response:
     """Create a key, and respond with it. Only this response contains the key's secret."""
     gateway = _gateway(request)
-    new_key = NewKey.parse(await _body(request))
+    new_key = NewKey.parse(await read_json_body(request.receive, request.scope["headers"]))
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
         raise invalid_body("expires_at: must be in the future", "expires_at")
     principal = new_key.principal(gateway.catalogue)
@@ -52,7 +51,7 @@ async def change_key(request: Request) -> Response:
     The new terms apply from the next request on.
     """
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    key_change = KeyChange.parse(await _body(request))
+    key_change = KeyChange.parse(await read_json_body(request.receive, request.scope["headers"]))
     reject_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.change(
         key_id, lambda principal: key_change.apply_to(principal, gateway.catalogue)
@@ -70,21 +69,9 @@ async def revoke_key(request: Request) -> Response:
     return JsonResponse(await _entry(gateway, key))
 
 
-def _route(path: str, **endpoints: Endpoint) -> Route:
-    """Return one route for a path. `endpoints` maps each HTTP method to its endpoint.
-
-    With one route for all methods, a 405 response lists all of them.
-    """
-
-    async def dispatch(request: Request) -> Response:
-        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
-
-    return Route(path, dispatch, methods=list(endpoints))
-
-
 key_routes = [
-    _route("/api/keys", GET=admin(list_keys), POST=admin(create_key)),
-    _route("/api/keys/{key_id}", PATCH=admin(change_key), DELETE=admin(revoke_key)),
+    method_route("/api/keys", GET=holder(list_keys), POST=admin(create_key)),
+    method_route("/api/keys/{key_id}", PATCH=admin(change_key), DELETE=admin(revoke_key)),
 ]
 
 
@@ -96,11 +83,3 @@ async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[s
     budget = await gateway.ledger.budget(key.principal)
     budget_state = {"spent": budget.spent, "held": budget.held, "window_ends_at": budget.ends_at}
     return key_json(key, source) | budget_state
-
-
-async def _body(request: Request) -> bytes:
-    refuse_encoded(request.scope["headers"])
-    try:
-        return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
-    except ClientGone:
-        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None

@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
+from helexa.cortex.api.node_list import node_entries
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.fleet_view import FleetView, Node
+from helexa.cortex.gateway import Gateway
 from helexa.http.json_response import JsonResponse
 
 MAX_WAIT_SECS = 600.0
@@ -17,8 +18,8 @@ MAX_WAIT_SECS = 600.0
 
 async def list_nodes(request: Request) -> Response:
     """Handle `GET /api/nodes`: respond with the state of every node."""
-    fleet_view = _fleet(request).view()
-    return JsonResponse({"nodes": [_entry(fleet_view, node) for node in fleet_view.nodes]})
+    gateway: Gateway = request.app.state.gateway
+    return JsonResponse({"nodes": list(node_entries(gateway.fleet.view(), gateway.lifecycle.loads()).values())})
 
 
 async def cordon_node(request: Request) -> Response:
@@ -41,7 +42,7 @@ async def drain_node(request: Request) -> Response:
     (query parameter, default and maximum 600). It contains the number of requests and loads that still run. The node
     stays cordoned in any case.
     """
-    wait_secs = _wait_secs(request)
+    wait_secs = read_wait_secs(request)
     fleet, name = _fleet(request), _set_cordoned(request, True)
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_secs):
@@ -58,11 +59,21 @@ def _set_cordoned(request: Request, cordoned: bool) -> str:
     try:
         _fleet(request).cordon(name, cordoned)
     except KeyError:
-        raise ApiError(404, "node_not_found", f"node '{name[:200]}' not found", param="name") from None
+        raise node_not_found(name) from None
     return name
 
 
-def _wait_secs(request: Request) -> float:
+def node_not_found(name: str) -> ApiError:
+    """Return the 404 error for a node that is not configured."""
+    return ApiError(404, "node_not_found", f"node '{name[:200]}' not found", param="name")
+
+
+def read_wait_secs(request: Request) -> float:
+    """Return the query parameter `wait_secs`, or `MAX_WAIT_SECS` if it is absent.
+
+    Raises:
+        ApiError: 400 if the value is not an integer from 0 to `MAX_WAIT_SECS`.
+    """
     text = request.query_params.get("wait_secs")
     if text is None:
         return MAX_WAIT_SECS
@@ -80,28 +91,6 @@ def _state(fleet: Fleet, name: str) -> dict[str, Any]:
         "in_flight": sum(fleet_view.running(name).values()),
         "loading": sum(node == name for node, _ in fleet_view.loading),
     }
-
-
-def _entry(view: FleetView, node: Node) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": node.name,
-        "endpoint": node.endpoint,
-        "kind": node.kind,
-        "healthy": node.healthy,
-        "cordoned": node.cordoned,
-        "misses": node.misses,
-        "models": [info.json_dict() for info in node.models.values()],
-        "in_flight": view.running(node.name),
-        "loading": sorted(model for name, model in view.loading if name == node.name),
-        "draining": sorted(model for name, model in view.draining if name == node.name),
-        "failing": sorted(model for name, model in view.open if name == node.name),
-    }
-    if node.discovery is not None:
-        entry["discovery"] = node.discovery.json_dict()
-    if node.health is not None:
-        health = node.health.json_dict()
-        entry |= {"activation": health["activation"], "devices": health["devices"], "load": health["models"]}
-    return entry
 
 
 def _fleet(request: Request) -> Fleet:

@@ -101,10 +101,18 @@ async def test_key_list_shows_spent_tokens(api: Api) -> None:
     assert response["keys"][2]["spent"] == 9
 
 
+async def test_list_of_keys_requires_a_key_and_shows_a_user_the_own_account(api: Api) -> None:
+    for secret in (None, "placeholder"):
+        assert (await api("GET", "/api/keys", secret=secret))[0] == 401
+    await api("POST", "/api/keys", {"account_id": "bob"})
+    code, response = await api("GET", "/api/keys", secret=USER)
+    accounts = {key["account_id"] for key in response["keys"]}
+    assert code == 200 and len(accounts) == 1 and "bob" not in accounts
+
+
 async def test_key_api_requires_an_admin_key(api: Api) -> None:
     _, created = await api("POST", body={"account_id": "bob", "role": "admin"})
     for method, path in (
-        ("GET", "/api/keys"),
         ("POST", "/api/keys"),
         ("PATCH", "/api/keys/x"),
         ("DELETE", "/api/keys/x"),

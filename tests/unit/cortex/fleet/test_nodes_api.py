@@ -17,6 +17,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
+from helexa.cortex.lifecycle.load_report import LoadReport
 from helexa.cortex.requests.error_response import handle_api_error
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.http.listener import Listener
@@ -49,7 +50,7 @@ async def serving(*neurons: NeuronSection) -> AsyncIterator[Api]:
         ],
         exception_handlers={ApiError: handle_api_error},
     )
-    app.state.gateway = SimpleNamespace(fleet=fleet)
+    app.state.gateway = SimpleNamespace(fleet=fleet, lifecycle=SimpleNamespace(loads=LoadReport))
     async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
         yield Api(url, client, fleet)
 

@@ -314,6 +314,7 @@ class Queued:
     model: str
     since: float
     priority: int = 0
+    node: str | None = None
 
 
 def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
