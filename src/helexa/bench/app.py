@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import resources
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -10,21 +9,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.bench.api import routes
 from helexa.bench.api.query_executor import QueryExecutor
 from helexa.bench.pages import site
+from helexa.bench.pages.render import ASSETS
 from helexa.core.errors import ApiError
+from helexa.web import assets as web
+from helexa.web.assets import FOREVER
 
-SECURITY = {
+SECURITY = web.SECURITY | {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
@@ -44,12 +42,11 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
         yield
         await app.state.query_executor.close()
 
-    static = resources.files("helexa.bench.pages").joinpath("static")
     app = Starlette(
         routes=[
             *routes.routes(),
             *site.routes(),
-            Mount("/static", StaticFiles(directory=str(static)), name="static"),
+            Route("/static/{name:path}", _asset),
         ],
         exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _refuse},
         middleware=[Middleware(_Guarded)],
@@ -57,6 +54,14 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
     )
     app.state.root_path = root_path.rstrip("/")
     return app
+
+
+async def _asset(request: Request) -> Response:
+    """Respond with a static file. The query of its URL contains a hash of its content."""
+    response = ASSETS.response(request.path_params["name"], FOREVER if request.url.query else "no-cache")
+    if response is None:
+        raise ApiError(404, None, "Not Found")
+    return response
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

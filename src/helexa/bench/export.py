@@ -1,14 +1,12 @@
 """Writes the web pages as static files, except the list of samples and the pages of single samples."""
 
 import hashlib
-import shutil
 from collections import deque
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from helexa.bench.pages.render import query_string
+from helexa.bench.pages.render import ASSETS, query_string
 from helexa.bench.pages.site import PAGES, html
 from helexa.bench.results.archive import Archive
 from helexa.core.errors import HelexaError
@@ -26,9 +24,10 @@ def export(archive: Archive, folder: Path) -> int:
     site = _Site(archive)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        static = resources.files("helexa.bench.pages").joinpath("static")
-        with resources.as_file(static) as files:
-            shutil.copytree(files, folder / "static", dirs_exist_ok=True)
+        for name, content in ASSETS.files.items():
+            file = folder / "static" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
         for name, text in site.pages():
             (folder / name).write_text(text, "utf-8")
     except OSError as error:

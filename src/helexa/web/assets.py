@@ -58,7 +58,7 @@ class Assets:
         if content is None:
             return None
         media_type = _MEDIA_TYPES.get(PurePosixPath(name).suffix, "text/plain")
-        return Response(content, headers={"cache-control": cache_control, **SECURITY}, media_type=media_type)
+        return Response(content, headers={"cache-control": cache_control}, media_type=media_type)
 
 
 def _read(folder: Traversable, prefix: str, files: dict[str, bytes]) -> None:

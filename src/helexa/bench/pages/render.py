@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,10 +13,14 @@ from markupsafe import Markup
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages import drawings, words
 from helexa.core.version import __version__
+from helexa.web.assets import Assets
 
 Link = Callable[..., str | None]
 """Function that returns the URL of a page from its name and query parameters, or None if the page is unavailable."""
 Asset = Callable[[str], str]
+
+ASSETS = Assets("helexa.bench.pages")
+"""The static files of the pages."""
 
 
 def query_string(query: Mapping[str, Any]) -> str:
@@ -61,8 +64,7 @@ def fingerprint(name: str) -> str:
     The hash is a part of the file's URL. When the file changes, its URL changes, and browsers do not use a cached old
     version.
     """
-    file = resources.files("helexa.bench.pages").joinpath("static").joinpath(name)
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:10]
+    return hashlib.sha256(ASSETS.files[name]).hexdigest()[:10]
 
 
 def _data(value: object) -> Markup:

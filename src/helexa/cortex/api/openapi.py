@@ -378,7 +378,7 @@ OPERATIONS = (
         "/api/explain",
         "Explain where a request for a model would be sent",
         "Explanation",
-        query={"model": NAME},
+        query={"model": NAME, "node": STRING, "without": STRING},
         required=("model",),
         error_statuses=(401,),
     ),

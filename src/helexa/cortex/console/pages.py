@@ -43,6 +43,7 @@ async def get_asset(request: Request) -> Response:
     response = ASSETS.response(name, FOREVER if current else "no-store") if console.settings.enabled else None
     if response is None or name.endswith(".html"):
         raise ApiError(404, "unknown_path", f"unknown path {request.url.path[:200]}")
+    response.headers.update(SECURITY)
     return response
 
 

@@ -1,6 +1,6 @@
 """The fleet snapshot: nodes, catalogue, memory and load history at one moment, as input of load decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -102,9 +102,9 @@ class FleetSnapshot:
     sizes_mb: Mapping[str, int] = field(default_factory=dict[str, int])
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
-    def only(self, name: str) -> "FleetSnapshot":
-        """Return a snapshot that contains only the node `name`, for decisions about this node."""
-        nodes = tuple(node for node in self.view.nodes if node.name == name)
+    def restricted(self, includes: Callable[[str], bool]) -> "FleetSnapshot":
+        """Return a snapshot with only the nodes for whose name `includes` returns True."""
+        nodes = tuple(node for node in self.view.nodes if includes(node.name))
         return replace(self, view=replace(self.view, nodes=nodes))
 
     def free(self, node: Node) -> dict[int, int]:

@@ -82,7 +82,7 @@ def decide(
     swap_wait_secs = snapshot.settings.swap_wait_secs
     for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
-            eligible = snapshot if waiter.node is None else snapshot.only(waiter.node)
+            eligible = snapshot if waiter.node is None else snapshot.restricted(waiter.node.__eq__)
             decision: Cold | Hold | ApiError = place(eligible, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error

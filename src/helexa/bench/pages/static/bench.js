@@ -151,17 +151,9 @@ function redraw() {
 
 function themeButton() {
   const button = document.querySelector(".theme");
-  const next = { auto: "light", light: "dark", dark: "auto" };
-  const now = () => root.dataset.theme ?? "auto";
-  const show = () => { button.textContent = `Theme: ${now()}`; };
+  const show = () => { button.textContent = `Theme: ${helexaTheme.current}`; };
   button.hidden = false;
-  button.onclick = () => {
-    const chosen = next[now()];
-    if (chosen === "auto") { delete root.dataset.theme; localStorage.removeItem("theme"); }
-    else { root.dataset.theme = chosen; localStorage.setItem("theme", chosen); }
-    show();
-    redraw();
-  };
+  button.onclick = () => { helexaTheme.next(); show(); redraw(); };
   show();
 }
 
