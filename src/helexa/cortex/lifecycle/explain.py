@@ -101,9 +101,9 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
         return "has it, but requests for it keep failing there"
     if has_warm(node, model):
         return f"has it warm, {fleet_view.load(node, model)} in flight"
-    if pair in fleet_view.loading or model in node.activating():
-        return "is loading it"
     info = node.models.get(model)
+    if pair in fleet_view.loading or model in node.activating() or (info is not None and info.status == "loading"):
+        return "is loading it"
     if info is not None and info.status != "unloaded":
         detail = f": {info.servable.reason}" if info.servable and info.servable.reason else ""
         return f"has it {info.status}, but cannot serve it{detail}"

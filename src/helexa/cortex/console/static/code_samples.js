@@ -1,0 +1,44 @@
+// The same request as a program: curl, and Python with OpenAI's library.
+
+const KEY = "HELEXA_API_KEY";
+
+const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+export function asCurl(body, origin, needsKey) {
+  const key = needsKey ? ` \\\n  -H "authorization: Bearer $${KEY}"` : "";
+  return `curl -N ${origin}/v1/chat/completions -H 'content-type: application/json'${key} \\\n  -d ${shell(JSON.stringify(body, null, 2))}`;
+}
+
+const OPENAI_FIELDS = new Set(["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "tools", "tool_choice", "stream", "stream_options", "reasoning_effort", "frequency_penalty", "presence_penalty"]);
+
+export function asPython(body, origin, needsKey) {
+  const { stream, stream_options: _, ...fields } = body;
+  const extra = Object.fromEntries(Object.entries(fields).filter(([name]) => !OPENAI_FIELDS.has(name)));
+  const lines = Object.entries(fields).filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${python(value, 4)},`);
+  if (Object.keys(extra).length) lines.push(`    extra_body=${python(extra, 4)},`);
+  const key = needsKey ? `os.environ["${KEY}"]` : '"any"';
+  return `${needsKey ? "import os\n\n" : ""}from openai import OpenAI
+
+client = OpenAI(base_url="${origin}/v1", api_key=${key})
+stream = client.chat.completions.create(
+${lines.join("\n")}
+    stream=True,
+)
+for chunk in stream:
+    if chunk.choices and chunk.choices[0].delta.content:
+        print(chunk.choices[0].delta.content, end="", flush=True)
+`;
+}
+
+// Return a JSON value as a Python literal.
+function python(value, indent) {
+  const pad = " ".repeat(indent);
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (typeof value === "number") return String(value);
+  if (typeof value === "string") return JSON.stringify(value).replace(/[\u007f-\uffff]/g, (character) => (/\p{Cc}|\p{Cf}|\p{Cs}|[\u2028\u2029]/u.test(character) ? `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}` : character));
+  if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${pad}    ${python(one, indent + 4)},`).join("\n")}\n${pad}]` : "[]";
+  const entries = Object.entries(value);
+  return entries.length ? `{${entries.map(([name, one]) => `${JSON.stringify(name)}: ${python(one, indent + 4)}`).join(", ")}}` : "{}";
+}
