@@ -1,13 +1,12 @@
 """The pages in a real browser: charts, page size, keyboard use and accessibility."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-import packages
+import browsing
 from bench import fleet_history
 
 CHOICE = "?target=beast&model=Qwen/Qwen3-8B"
@@ -29,21 +28,9 @@ MOST_BYTES = 300_000
 
 
 @pytest.fixture(scope="module")
-def axe() -> str:
-    return packages.from_npm(
-        "axe-core@4.14.1",
-        "axe.min.js",
-        "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
-        "axe-core-4.14.1.min.js",
-    ).read_text()
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as started:
-        open_page = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield open_page
-        open_page.close()
+    with browsing.chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -68,24 +55,22 @@ def run_with_requests(big: Path) -> int:
 def open_page(browser: Browser, address: str, **options) -> tuple[Page, list[str], list[int]]:
     """Open a page; return it, a list that collects console errors, and the size of each response in bytes."""
     page = browser.new_context(bypass_csp=False, **options).new_page()
-    problems: list[str] = []
+    problems = browsing.collect_problems(page)
     sizes: list[int] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("response", lambda response: sizes.append(len(response.body())))
     page.goto(address, wait_until="load")
     return page, problems, sizes
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_pages_draw_charts_stay_small_and_pass_axe(browser, url, axe, run_with_requests, name):
+def test_pages_draw_charts_stay_small_and_pass_axe(browser, url, run_with_requests, name):
     """Check the page in a narrow window with the light theme, then in a wide window with the dark theme."""
     address = url + PATHS[name].format(run=run_with_requests)
     page, problems, sizes = open_page(
         browser, address, viewport={"width": 375, "height": 812}, color_scheme="light", reduced_motion="reduce"
     )
     assert sum(sizes) < MOST_BYTES
-    page.evaluate(axe)
+    page.evaluate(browsing.axe())
     assert page_problems(page, 375) == []
     page.set_viewport_size({"width": 1440, "height": 812})
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
@@ -96,9 +81,7 @@ def test_pages_draw_charts_stay_small_and_pass_axe(browser, url, axe, run_with_r
 
 def page_problems(page: Page, width: int) -> list[str]:
     """Return accessibility violations, a width above `width` pixels, and charts that are not drawn."""
-    violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-    serious = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
-    problems = [f"{violation['id']}: {violation['nodes'][0]['html']}" for violation in serious]
+    problems = browsing.violations(page)
     if (needed := page.evaluate("document.documentElement.scrollWidth")) > width:
         problems.append(f"{needed} pixels wide")
     charts = page.locator("figure.chart")

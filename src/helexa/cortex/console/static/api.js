@@ -89,7 +89,7 @@ export async function sessionEnded(error) {
   try { now = await refreshSession(); } catch { return; }
   if (now.signed_in) interrupted.set(false);
   else if (before?.signed_in) signInRequest.set({ message: sentence(now.reason && !/missing/.test(now.reason) ? now.reason : "your session has ended") });
-  else if (now.require_auth || error.code === "invalid_api_key") signInRequest.set({ message: sentence(error.message) });
+  else if (!signInRequest.get() && (now.require_auth || error.code === "invalid_api_key")) signInRequest.set({ message: sentence(error.message) });
 }
 
 export async function signIn(key) {

@@ -204,7 +204,7 @@ const Turn = memo(function Turn({ turn, running, retry, answerCalls, stop }) {
     <${Markdown} text=${turn.text} />
     ${turn.calls?.map((call) => html`<div class="call"><span class="badge">tool call</span> <b>${call.name}</b><pre tabindex="0" dir="auto">${pretty(call.arguments)}</pre></div>`)}
     ${live && !turn.text && !turn.reasoning && html`<p class="soft waiting">${waitingWords(turn.progress)}</p>`}
-    ${turn.error && html`<${Notice} kind="failed" title=${turn.error.code === "cut" ? "The answer is incomplete." : "There is no answer."}>${turn.error.message}</${Notice}>`}
+    ${turn.error && html`<${Notice} kind="failed" title=${turn.text || turn.reasoning ? "The answer is incomplete." : "There is no answer."}>${turn.error.message}</${Notice}>`}
     ${turn.finish === "length" && html`<p class="soft small">The answer reached the output limit.</p>`}
     <${TurnFoot} turn=${turn} live=${live} running=${running} retry=${retry} stop=${stop} />
     ${!live && turn.finish === "tool_calls" && !running && html`<${ToolResults} turn=${turn} answerCalls=${answerCalls} />`}

@@ -13,9 +13,10 @@ export default function Usage() {
   const value = useStore(session);
   const admin = seesFleet(value);
   const [days, setDays] = useState(30);
-  const [group, setGroup] = useState("model");
+  const [chosen, setGroup] = useState("model");
   const [measure, setMeasure] = useState("charged");
-  const { data, error, loading, reload } = useLoad(() => get(`/api/usage?days=${days}&by=day,${group}`), [days, group, value?.account_id]);
+  const { data, error, loading, reload } = useLoad(async () => ({ days, group: chosen, ...(await get(`/api/usage?days=${days}&by=day,${chosen}`)) }), [days, chosen, value?.account_id]);
+  const group = data?.group ?? chosen; // old rows stay until the rows of the new choice have arrived
   const [exporting, setExporting] = useState(false);
   const download = async () => {
     setExporting(true);
@@ -40,7 +41,7 @@ export default function Usage() {
   const prompt = sum(rows, "prompt");
   return html`<div class="title"><h1>Usage</h1><div class="tools">
       <div class="segments" role="group" aria-label="Period">${[7, 30, 90].map((one) => html`<button type="button" aria-pressed=${days === one} onClick=${() => setDays(one)}>${one} days</button>`)}</div>
-      <label class="unseen" for="usage-group">Group by</label><select id="usage-group" value=${group} onChange=${(event) => setGroup(event.target.value)}>${Object.entries(GROUPS).filter(([name]) => admin || name !== "account_id").map(([name, words]) => html`<option key=${name} value=${name}>by ${words}</option>`)}</select>
+      <label class="unseen" for="usage-group">Group by</label><select id="usage-group" value=${chosen} onChange=${(event) => setGroup(event.target.value)}>${Object.entries(GROUPS).filter(([name]) => admin || name !== "account_id").map(([name, words]) => html`<option key=${name} value=${name}>by ${words}</option>`)}</select>
       <label class="unseen" for="usage-measure">Show</label><select id="usage-measure" value=${measure} onChange=${(event) => setMeasure(event.target.value)}>${Object.entries(MEASURES).map(([name, words]) => html`<option key=${name} value=${name}>${words}</option>`)}</select>
       <button type="button" class="button" disabled=${exporting} onClick=${download}>${exporting ? "Exporting…" : "Export CSV"}</button></div></div>
     ${error && data && html`<${Notice} kind="failed" title="The figures are not up to date.">${error.message}</${Notice}>`}
@@ -50,7 +51,7 @@ export default function Usage() {
           { label: "Requests", value: compact(sum(rows, "requests")) }, { label: "Charged", value: compact(sum(rows, "charged")), unit: "tokens" },
           { label: "Prompt", value: compact(prompt), unit: "tokens" }, { label: "Output", value: compact(sum(rows, "completion")), unit: "tokens" },
           { label: "From prefix cache", value: prompt ? `${Math.round((sum(rows, "cached") / prompt) * 100)}` : "–", unit: prompt ? "% of prompts" : "" }]} />
-        <section class=${`card ${loading ? "stale" : ""}`} aria-label="Chart"><${Chart} rows=${rows} days=${days} group=${group} measure=${measure} order=${table.map((row) => row.name)} /></section>
+        <section class=${`card ${loading ? "stale" : ""}`} aria-label="Chart"><${Chart} rows=${rows} days=${data.days} group=${group} measure=${measure} order=${table.map((row) => row.name)} /></section>
         <section class="card"><div class="scroll" tabindex="0" role="group" aria-label="Sums"><table><thead><tr><th scope="col">${GROUPS[group][0].toUpperCase()}${GROUPS[group].slice(1)}</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Prompt</th><th scope="col" class="n">Cached</th><th scope="col" class="n">Output</th><th scope="col" class="n">Charged</th></tr></thead>
           <tbody>${table.map((row) => html`<tr key=${row.name}><th scope="row"><bdi>${row.name}</bdi>${row.estimated > 0 && html` <${Badge} kind="estimated" title="charges that the gateway estimated, because the node reported no tokens">${row.estimated} estimated</${Badge}>`}</th>
             <td class="n">${count(row.requests)}</td><td class="n">${count(row.prompt)}</td><td class="n">${count(row.cached)}</td><td class="n">${count(row.completion)}</td><td class="n">${count(row.charged)}</td></tr>`)}</tbody></table></div></section>

@@ -1,0 +1,86 @@
+"""Fixtures: a browser, and a gateway with fake nodes that all tests of this folder share."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from aiohttp import web
+from playwright.sync_api import Browser, Page
+
+import browsing
+from cortex.console.fake_fleet import ADMIN, FakeFleet, running
+from cortex.fake_node import DONE, ROLE, FakeNode, begin, chunk, event, respond
+
+SignIn = Callable[..., Page]
+LONG = "\n\n".join(f"Paragraph {number}: {'word ' * 18}" for number in range(1000))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[FakeFleet]:
+    """Two nodes: n1 serves Org/M and a model that sees images; n2 has an accelerator. Org/New is only in the catalog."""
+    first = FakeNode(name="n1", speak=speak).holds("Org/M", tool_call=True, limit={"context": 8192}, vram_used_mb=500)
+    first.holds("Org/Eyes", capabilities=["text", "vision"])
+    second = FakeNode(name="n2", speak=speak).with_accelerator(24_000, {"Org/New": 6000})
+    models = [{"id": "Org/M"}, {"id": "Org/Eyes"}, {"id": "Org/New", "vram_mb": 6000, "pinned_on": ["n2"]}]
+    with running(first, second, models=models, aliases={"small": "Org/M"}) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def sign_in(browser: Browser, fleet: FakeFleet) -> Iterator[SignIn]:
+    """Function that opens the console in a new context, signs in, and opens a view. The test fails if a script fails."""
+    pages: list[tuple[Page, list[str]]] = []
+
+    def sign_in(key: str | None = ADMIN, view: str = "fleet", url: str = "", **options) -> Page:
+        context = browser.new_context(**{"reduced_motion": "reduce", **options})
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+        pages.append((page, browsing.collect_problems(page)))
+        page.goto(f"{url or fleet.url}/#/{view}")
+        if key is not None:
+            page.get_by_label("API key").fill(key)
+            page.get_by_role("button", name="Sign in").last.click()
+            page.get_by_role("button", name="Sign out").wait_for()
+        return page
+
+    yield sign_in
+    problems = [problem for page, found in pages for problem in found if "Failed to load resource" not in problem]
+    for page, _ in pages:
+        page.context.close()
+    assert problems == []
+
+
+async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Answer with what the last message asks for: `say TEXT`, `long`, `cut`, `wait`, or a tool call."""
+    body = await request.json()
+    content = body["messages"][-1]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]
+    if not body.get("stream"):
+        return await respond(node, request)
+    if text == "cut":
+        response = await begin(request, ROLE, chunk("The first half"))
+        await asyncio.sleep(0.2)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+    if text == "wait":
+        response = await begin(request, ROLE, chunk("Still "), chunk("writing"))
+        await node.go_on.wait()
+        return response
+    if text == "call":
+        call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q":"x"}'}}
+        delta = event(choices=[{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}])
+        end = event(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])
+        return await begin(request, ROLE, delta, end, DONE)
+    words = LONG if text == "long" else text.removeprefix("say ") if text.startswith("say ") else "Hello"
+    thought = event(choices=[{"index": 0, "delta": {"reasoning_content": "a thought"}, "finish_reason": None}])
+    pieces = [chunk(words[start : start + 1000]) for start in range(0, len(words), 1000)]
+    end = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    usage = event(usage={"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14})
+    return await begin(request, ROLE, thought, *pieces, end, usage, DONE)
