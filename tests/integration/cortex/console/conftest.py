@@ -5,25 +5,27 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from aiohttp import web
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import browsing
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
 from cortex.fake_node import DONE, ROLE, FakeNode, begin, chunk, event, respond
 
 SignIn = Callable[..., Page]
+PATIENCE_MS = 30_000  # a limit for a busy machine; no test measures time with it
 LONG = "\n\n".join(f"Paragraph {number}: {'word ' * 18}" for number in range(1000))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
     with browsing.chromium() as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FakeFleet]:
-    """Two nodes: n1 serves Org/M and a model that sees images; n2 has an accelerator. Org/New is only in the catalog."""
+    """A gateway with two nodes. n1 serves Org/M and a model that sees images. n2 can load Org/New of the catalog."""
     first = FakeNode(name="n1", speak=speak).holds("Org/M", tool_call=True, limit={"context": 8192}, vram_used_mb=500)
     first.holds("Org/Eyes", capabilities=["text", "vision"])
     second = FakeNode(name="n2", speak=speak).with_accelerator(24_000, {"Org/New": 6000})
@@ -34,12 +36,12 @@ def fleet() -> Iterator[FakeFleet]:
 
 @pytest.fixture
 def sign_in(browser: Browser, fleet: FakeFleet) -> Iterator[SignIn]:
-    """Function that opens the console in a new context, signs in, and opens a view. The test fails if a script fails."""
+    """Function that opens the console in a new context, signs in, and opens a view. Script errors fail the test."""
     pages: list[tuple[Page, list[str]]] = []
 
     def sign_in(key: str | None = ADMIN, view: str = "fleet", url: str = "", **options) -> Page:
         context = browser.new_context(**{"reduced_motion": "reduce", **options})
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         pages.append((page, browsing.collect_problems(page)))
         page.goto(f"{url or fleet.url}/#/{view}")

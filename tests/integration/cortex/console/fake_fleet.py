@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,21 +65,35 @@ class FakeFleet:
 
 
 @contextmanager
-def running(*nodes: FakeNode, require_auth: bool = True, **options: Any) -> Iterator[FakeFleet]:
-    """Run a gateway in front of `nodes`. `options` are those of `running_cortex`."""
+def running(
+    *nodes: FakeNode,
+    require_auth: bool = True,
+    also: AbstractAsyncContextManager[Any] | None = None,
+    settings: Callable[[], dict[str, Any]] = dict,
+    **catalogue: Any,
+) -> Iterator[FakeFleet]:
+    """Run a gateway in front of `nodes`.
+
+    Args:
+        also: another server to run, which is ready before `settings` is called.
+        settings: returns further sections of the configuration.
+        catalogue: contents of the model catalogue.
+    """
     loop = asyncio.new_event_loop()
     ready: threading.Event = threading.Event()
     stop = asyncio.Event()
     fleets: list[FakeFleet] = []
     failures: list[BaseException] = []
-    settings = {"entitlements": {"require_auth": require_auth, "keys": KEYS}, **options.pop("settings", {})}
+    sections = {"entitlements": {"require_auth": require_auth, "keys": KEYS}}
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
             for node in nodes:
                 await stack.enter_async_context(node.serving())
+            if also is not None:
+                await stack.enter_async_context(also)
             cortex = await stack.enter_async_context(
-                running_cortex(*nodes, settings=settings, poll_interval_secs=0.1, **options)
+                running_cortex(*nodes, settings=sections | settings(), poll_interval_secs=0.1, **catalogue)
             )
             fleets.append(FakeFleet(cortex, {node.name: node for node in nodes}, loop))
             ready.set()

@@ -1,0 +1,165 @@
+"""Sign-in with OpenID Connect against a provider that the test starts."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from joserfc.jwk import RSAKey
+from playwright.sync_api import expect
+
+from cortex.console.conftest import SignIn
+from cortex.console.fake_fleet import running
+from cortex.console.oidc_provider import CLIENT_ID, CLIENT_SECRET, Provider
+from cortex.fake_node import FakeNode
+from cortex.running_gateway import Cortex, running_cortex
+from helexa.cortex.config import CortexConfig
+
+
+def settings(provider: Provider, public_url: str = "http://gateway.example", **options: Any) -> dict[str, Any]:
+    oidc = {"issuer": provider.url, "client_id": CLIENT_ID, "client_secret": CLIENT_SECRET, "public_url": public_url}
+    lists = {"users": ["*@example.com"], "admins": ["boss@example.com"]}
+    return {"entitlements": {"require_auth": True}, "console": {"oidc": {**oidc, **lists, **options}}}
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    async with Provider().serving() as provider:
+        yield provider
+
+
+@pytest.fixture
+async def gateway(node: FakeNode, provider: Provider) -> AsyncIterator[Cortex]:
+    async with running_cortex(node, settings=settings(provider, hard_cap=5000)) as cortex:
+        cortex.gateway.config.console.oidc.public_url = cortex.url  # type: ignore[union-attr]
+        yield cortex
+
+
+class Browser:
+    """A client with a cookie jar."""
+
+    def __init__(self, gateway: Cortex) -> None:
+        self.url = gateway.url
+        self.session = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
+
+    async def __aenter__(self) -> "Browser":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()
+
+    async def login(self) -> tuple[str, dict[str, Any]]:
+        """Follow the sign-in; return the last redirect and the session."""
+        return await self.open(f"{self.url}/console/oidc/login"), await self.whoami()
+
+    async def open(self, url: str) -> str:
+        """Open a URL, follow its redirects, and return the target of the last redirect."""
+        async with self.session.get(url) as response:
+            return response.history[-1].headers["location"]
+
+    async def whoami(self) -> dict[str, Any]:
+        async with self.session.get(f"{self.url}/api/session") as response:
+            return await response.json()
+
+
+async def test_user_signs_in_with_the_configured_terms(gateway: Cortex, provider: Provider) -> None:
+    async with Browser(gateway) as browser:
+        last, session = await browser.login()
+        assert last == "/" and session["signed_in"]
+        assert (session["account_id"], session["key_id"]) == ("alice@example.com", "oidc:alice@example.com")
+        assert (session["role"], session["providers"]) == ("user", ["oidc"])
+        [query] = provider.authorizations
+        assert query["code_challenge_method"] == "S256" and "openid" in query["scope"].split()
+        headers = {"x-helexa-csrf": session["csrf"]}
+        body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6000}
+        url = f"{gateway.url}/v1/chat/completions"
+        async with browser.session.post(url, json=body, headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (429, "insufficient_quota")
+
+
+async def test_admin_signs_in_with_the_role_admin(gateway: Cortex, provider: Provider) -> None:
+    provider.claims["email"] = "Boss@example.com"
+    async with Browser(gateway) as browser:
+        assert (await browser.login())[1]["role"] == "admin"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"email": "eve@evil.example"},
+        {"email": "alice@example.com.evil.example"},
+        {"email_verified": False},
+        {"email_verified": "true"},
+        {"email": "a\nb@example.com"},
+        {"email": None},
+        {"iss": "http://other.example"},
+        {"aud": "another-client"},
+        {"nonce": "another-nonce"},
+        {"exp": 1},
+    ],
+)
+async def test_wrong_claims_are_rejected(gateway: Cortex, provider: Provider, claims: dict[str, Any]) -> None:
+    provider.claims |= claims
+    async with Browser(gateway) as browser:
+        last, session = await browser.login()
+        assert last == "/#/sign-in-failed" and not session["signed_in"]
+
+
+async def test_wrong_signature_is_rejected(gateway: Cortex, provider: Provider) -> None:
+    provider.signing_key = RSAKey.generate_key(2048, {"kid": "k1"})
+    async with Browser(gateway) as browser:
+        assert not (await browser.login())[1]["signed_in"]
+
+
+async def test_denied_sign_in_is_reported(gateway: Cortex, provider: Provider) -> None:
+    provider.denied = True
+    async with Browser(gateway) as browser:
+        last, session = await browser.login()
+        assert last == "/#/sign-in-failed" and not session["signed_in"]
+
+
+async def test_code_of_another_browser_is_rejected(gateway: Cortex, provider: Provider) -> None:
+    """An attacker cannot sign a victim in to the attacker's account with a link."""
+    async with Browser(gateway) as attacker, Browser(gateway) as victim:
+        async with attacker.session.get(f"{gateway.url}/console/oidc/login", allow_redirects=False) as response:
+            authorize = response.headers["location"]
+        async with attacker.session.get(authorize, allow_redirects=False) as response:
+            callback = response.headers["location"]
+        assert await victim.open(callback) == "/#/sign-in-failed"
+        assert not (await victim.whoami())["signed_in"]
+        assert await attacker.open(callback) == "/#/sign-in-failed"  # the attempt is used up
+
+
+async def test_unreachable_provider_is_reported(node: FakeNode) -> None:
+    provider = Provider(url="http://127.0.0.1:1")
+    async with running_cortex(node, settings=settings(provider)) as cortex, Browser(cortex) as browser:
+        assert (await browser.login())[0] == "/#/sign-in-failed"
+
+
+async def test_routes_do_not_exist_without_configuration(cortex: Cortex) -> None:
+    for path in ("login", "callback"):
+        async with cortex.client.get(f"{cortex.url}/console/oidc/{path}") as response:
+            assert response.status == 404
+
+
+def test_empty_lists_of_users_are_a_configuration_error() -> None:
+    with pytest.raises(ValueError, match="nobody may sign in"):
+        CortexConfig.model_validate(settings(Provider(url="http://p"), users=[], admins=[]))
+
+
+def test_sign_in_works_in_a_browser_across_sites(sign_in: SignIn) -> None:
+    """The provider is another site than the gateway, so the browser treats the redirects as cross-site."""
+    provider = Provider(claims={"email": "boss@example.com", "email_verified": True})
+    node = FakeNode(name="n1").holds("Org/M")
+    with running(node, also=provider.serving("localhost"), settings=lambda: settings(provider)) as fleet:
+        fleet.cortex.gateway.config.console.oidc.public_url = fleet.url  # type: ignore[union-attr]
+        page = sign_in(None, url=fleet.url)
+        page.get_by_role("link", name="Sign in with your organization").click()
+        expect(page.locator(".who")).to_contain_text("boss@example.com")
+        page.locator(".node").first.wait_for()
+        assert page.url == f"{fleet.url}/#/fleet"
+        page.reload()
+        expect(page.locator(".who")).to_contain_text("boss@example.com")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in to this gateway")).to_be_visible()
+        page.goto("about:blank")

@@ -1,0 +1,179 @@
+"""The stream of events: nodes, models and finished requests."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.running_gateway import Cortex, eventually, running_cortex
+from helexa.cortex.console import event_hub
+
+KEYS = [
+    {"key": "root", "account_id": "ops", "role": "admin"},
+    {"key": "a", "account_id": "alice"},
+    {"key": "b", "account_id": "bob", "models": []},
+]
+
+
+@pytest.fixture
+async def keyed(node: FakeNode) -> AsyncIterator[Cortex]:
+    settings = {"entitlements": {"require_auth": True, "keys": KEYS}}
+    async with running_cortex(node, settings=settings, models=[{"id": "Org/New"}]) as cortex:
+        yield cortex
+
+
+class Events:
+    """The events of one stream."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._lines = response.content
+
+    async def next(self, name: str) -> Any:
+        """Return the data of the next event `name`; skip other events."""
+        async with asyncio.timeout(20):
+            current = ""
+            while line := (await self._lines.readline()).decode():
+                if line.startswith("event: "):
+                    current = line[7:].strip()
+                elif line.startswith("data: ") and current == name:
+                    return json.loads(line[6:])
+        raise AssertionError("the stream has ended")
+
+
+@asynccontextmanager
+async def following(cortex: Cortex, topics: str, key: str = "root") -> AsyncIterator[Events]:
+    headers = {"authorization": f"Bearer {key}"}
+    async with cortex.client.get(f"{cortex.url}/api/events?topics={topics}", headers=headers) as response:
+        assert response.status == 200 and response.content_type == "text/event-stream"
+        yield Events(response)
+
+
+async def ask(cortex: Cortex, key: str, model: str = "Org/M") -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    headers = {"authorization": f"Bearer {key}"}
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
+        await response.read()
+
+
+async def test_first_events_are_the_whole_state_and_later_ones_the_changes(keyed: Cortex) -> None:
+    async with following(keyed, "nodes") as events:
+        assert await events.next("names") == ["n1"]
+        assert not (await events.next("node"))["cordoned"]
+        keyed.gateway.fleet.cordon("n1", True)
+        assert (await events.next("node"))["cordoned"]
+
+
+async def test_node_that_goes_down_is_sent_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
+    async with following(keyed, "nodes") as events:
+        await events.next("node")
+        node.down = True
+        entry = await events.next("node")
+        assert entry["problem"] == "/models answered HTTP 500"
+        while entry["healthy"]:
+            entry = await events.next("node")
+
+
+async def test_failed_load_is_sent_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
+    node.load_refusal = (400, {"error": "no such file"})
+    async with following(keyed, "nodes") as events:
+        await ask(keyed, "a", "Org/New")
+        entry: Any = {}
+        while not entry.get("failures"):
+            entry = await events.next("node")
+        [failure] = entry["failures"]
+        assert failure["model"] == "Org/New" and "no such file" in failure["message"] and not failure["temporary"]
+
+
+async def test_removed_node_is_missing_in_the_names(keyed: Cortex) -> None:
+    async with following(keyed, "nodes") as events:
+        await events.next("node")
+        keyed.gateway.fleet.configure([])
+        assert await events.next("names") == []
+
+
+async def test_finished_requests_are_sent_to_admins_and_to_their_account(keyed: Cortex) -> None:
+    async with following(keyed, "activity") as all_events, following(keyed, "activity", "a") as own_events:
+        await eventually(lambda: len(node_watchers(keyed)) == 2)
+        await ask(keyed, "b")
+        await ask(keyed, "a")
+        assert (await all_events.next("request"))["account_id"] == "bob"
+        assert (await all_events.next("request"))["account_id"] == "alice"
+        assert (await own_events.next("request"))["account_id"] == "alice"
+
+
+def node_watchers(cortex: Cortex) -> range:
+    return range(cortex.gateway.poller._watchers)
+
+
+async def test_models_are_those_that_the_key_may_use(keyed: Cortex) -> None:
+    async with following(keyed, "models", "a") as events:
+        models = await events.next("models")
+        assert {model["id"]: model["state"] for model in models} == {"Org/New": "cold", "Org/M": "warm"}
+    async with following(keyed, "models", "b") as events:
+        assert await events.next("models") == []
+
+
+@pytest.mark.parametrize(
+    ("topics", "key", "status"),
+    [("nodes", "a", 403), ("nodes,activity", "a", 403), ("nodes", "unknown", 401), ("x", "root", 400), ("", "a", 400)],
+)
+async def test_rejected_topics(keyed: Cortex, topics: str, key: str, status: int) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    async with keyed.client.get(f"{keyed.url}/api/events?topics={topics}", headers=headers) as response:
+        assert response.status == status
+
+
+async def test_stream_ends_when_its_key_is_revoked(keyed: Cortex) -> None:
+    headers = {"authorization": "Bearer root"}
+    async with keyed.client.post(f"{keyed.url}/api/keys", json={"account_id": "dora"}, headers=headers) as response:
+        made = await response.json()
+    async with following(keyed, "activity", made["key"]) as events:
+        async with keyed.client.delete(f"{keyed.url}/api/keys/{made['key_id']}", headers=headers) as response:
+            assert response.status == 200
+        end = await events.next("end")
+        assert end["error"]["message"] == "this API key was revoked"
+
+
+async def test_nodes_are_polled_often_only_while_a_client_watches(node: FakeNode) -> None:
+    async with running_cortex(node, poll_interval_secs=0.05) as cortex:
+        cortex.gateway.poller.interval_secs = 1000.0
+        before = len(node.polled_paths)
+        async with following(cortex, "nodes") as events:
+            await events.next("node")
+            await eventually(lambda: len(node.polled_paths) > before + 2)
+        await eventually(lambda: not node_watchers(cortex))
+
+
+async def test_number_of_watching_clients_is_limited(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_hub, "MAX_WATCHERS", 1)
+    async with following(keyed, "activity") as events:
+        await ask(keyed, "a")
+        await events.next("request")
+        headers = {"authorization": "Bearer root"}
+        async with keyed.client.get(f"{keyed.url}/api/events", headers=headers) as response:
+            assert response.status == 503 and "retry-after" in response.headers
+
+
+async def test_client_that_missed_requests_is_told_how_many(
+    keyed: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with following(keyed, "activity") as events:
+        hub = keyed.gateway.observers[0].__self__  # type: ignore[attr-defined]
+        await eventually(lambda: len(node_watchers(keyed)) == 1)
+        monkeypatch.setattr(hub, "_requests", type(hub._requests)(maxlen=2))
+        hub_activity = [await activity_of(keyed, number) for number in range(5)]
+        for activity in hub_activity:
+            hub.publish(activity)
+        assert await events.next("dropped") == {"requests": 3}
+        assert (await events.next("request"))["request_id"] == "3"
+
+
+async def activity_of(cortex: Cortex, number: int) -> Any:
+    from helexa.cortex.ledger.activity import Activity
+
+    return Activity(str(number), 0, "/v1/chat/completions", "Org/M", 200, 1.0)
