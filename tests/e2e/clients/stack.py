@@ -73,14 +73,26 @@ class Stack:
         folder: directory for configuration files and logs.
         node_config: TOML text to append to the node's configuration.
         catalogue: TOML text to insert into the gateway's model catalogue.
+        gateway_config: TOML text to append to the gateway's configuration.
+        key: API key with which this object asks the gateway, if the gateway requires keys.
 
     Attributes:
         node_url, url: base URLs of the node and of the gateway.
         metrics_url: URL of the gateway's Prometheus metrics.
     """
 
-    def __init__(self, model: Path, folder: Path, *, node_config: str = "", catalogue: str = "") -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        node_config: str = "",
+        catalogue: str = "",
+        gateway_config: str = "",
+        key: str | None = None,
+    ) -> None:
         self._folder = folder
+        self._key = key
         self._servers: list[Server] = []
         self._port = free_port()
         self.node_url = f"http://127.0.0.1:{self._port}"
@@ -93,7 +105,7 @@ class Stack:
             'models_config = "models.toml"\n'
             '[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\npoll_interval_secs = 0.5\n'
             f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-            f'[[neurons]]\nname = "n1"\nendpoint = "{self.node_url}"\n'
+            f'[[neurons]]\nname = "n1"\nendpoint = "{self.node_url}"\n{gateway_config}'
         )
 
     def __enter__(self) -> Self:
@@ -122,7 +134,7 @@ class Stack:
         """Wait until the gateway lists the model as loaded."""
 
         def serves() -> bool:
-            nodes = get(f"{self.url}/api/nodes")["nodes"]
+            nodes = get(f"{self.url}/api/nodes", self._key)["nodes"]
             return any(node["healthy"] and model["status"] == "loaded" for node in nodes for model in node["models"])
 
         self.cortex.until(serves, "the model is served")
@@ -171,15 +183,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def read(url: str) -> str:
-    """Return the text at a URL."""
-    with _direct.open(url, timeout=PATIENCE_SECONDS) as response:
+def read(url: str, key: str | None = None) -> str:
+    """Return the text at a URL. `key` is the API key to send."""
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    with _direct.open(urllib.request.Request(url, headers=headers), timeout=PATIENCE_SECONDS) as response:
         return response.read().decode()
 
 
-def get(url: str) -> Any:
-    """Return the JSON value at a URL."""
-    return json.loads(read(url))
+def get(url: str, key: str | None = None) -> Any:
+    """Return the JSON value at a URL. `key` is the API key to send."""
+    return json.loads(read(url, key))
 
 
 def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
