@@ -60,10 +60,10 @@ def test_model_is_loaded_compared_and_unloaded(sign_in: SignIn) -> None:
     page.get_by_label("Model", exact=True).nth(1).select_option(SECOND)
     set_parameter(page, "Maximum tokens", "20")
     set_parameter(page, "Temperature", "0")
-    send(page, "What is the capital of Italy?")
+    send(page, "What is the capital of France?")
     expect(page.locator(".turn-foot", has_text="tok/s")).to_have_count(2)
     for pane in page.locator(".markdown").all():
-        expect(pane).to_contain_text("Rome")
+        expect(pane).to_contain_text("Paris")
 
     page.evaluate("location.hash = '#/fleet'")
     page.get_by_role("button", name=f"Actions for {SECOND}").click()
@@ -153,7 +153,7 @@ def test_usage_is_exported(sign_in: SignIn, tmp_path: Path) -> None:
 
 def test_copied_settings_work(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in(ALICE, "connect")
-    page.get_by_label("Model").select_option(MODEL)
+    page.get_by_label("Model", exact=True).select_option(MODEL)
     page.get_by_role("button", name="OpenAI SDK").click()
     page.get_by_role("button", name="Copy").first.click()
     page.get_by_text("Copied").first.wait_for()

@@ -140,7 +140,7 @@ def test_account_sees_only_its_own_data(sign_in: SignIn, fleet: FakeFleet) -> No
 
 def test_connect_shows_the_settings_of_the_chosen_model(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in(view="connect", permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_label("Model").select_option("small")
+    page.get_by_label("Model", exact=True).select_option("small")
     page.get_by_role("button", name="Codex").click()
     page.get_by_role("button", name="Copy").first.click()
     page.get_by_text("Copied").first.wait_for()
