@@ -68,7 +68,7 @@ def test_model_is_loaded_compared_and_unloaded(sign_in: SignIn) -> None:
     page.evaluate("location.hash = '#/fleet'")
     page.get_by_role("button", name=f"Actions for {SECOND}").click()
     page.get_by_role("menuitem", name="Unload…").click()
-    expect(page.get_by_role("dialog")).to_contain_text("A new request for the model therefore loads it again.")
+    expect(page.get_by_role("dialog")).to_contain_text("A new request for the model loads it again.")
     page.get_by_role("button", name="Unload", exact=True).click()
     expect(row).to_have_count(0)
 

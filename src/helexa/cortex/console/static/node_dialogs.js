@@ -84,10 +84,19 @@ function ChangeNode({ action, name, onClose }) {
     <${Buttons} label=${{ drain: "Drain", cordon: "Cordon", uncordon: "Uncordon" }[action]} busy=${state.busy} disabled=${done} run=${start} onClose=${onClose} /></div>`;
 }
 
+// What happens to requests for a model after it was unloaded from a node, in words.
+async function afterUnload(model, node) {
+  const elsewhere = await explain(model, { without: node });
+  if (elsewhere.decision === "warm") return `The model stays warm on ${elsewhere.node}, which gets new requests.`;
+  const entry = await get(`/v1/models/${encodeURIComponent(model)}`);
+  if (entry.feasible_on.length) return "A new request for the model loads it again.";
+  return "The model is not in the catalog, so the gateway cannot load it again: new requests for it fail.";
+}
+
 function UnloadModel({ name, model, onClose }) {
   const node = useNode(name);
   const row = node && modelsOf(node).find((one) => one.id === model);
-  const { data } = useLoad(() => explain(model, { without: name }), [model, name]);
+  const { data, error } = useLoad(() => afterUnload(model, name), [model, name]);
   const [state, start] = useAction(async () => {
     const request = post("/api/models/unload", { model, node: name });
     request.then(() => toast(`${model} is unloaded from ${name}.`), (error) => toast(`${model} was not unloaded: ${error.message}`, { kind: "failed" }));
@@ -100,7 +109,7 @@ function UnloadModel({ name, model, onClose }) {
     ${unloading && html`<${Notice} title="The node has changed meanwhile.">The model is already being unloaded.</${Notice}>`}
     ${gone && html`<${Notice} title="The node has changed meanwhile.">${name} does not have the model loaded any more.</${Notice}>`}
     <p><${ModelName} id=${model} /> leaves the memory of <strong>${name}</strong>. ${running ? `${plural(running, "running request")} can finish first, for five minutes at most.` : "No request runs on it."}</p>
-    <p>Afterwards, the model ${data ? where(data) : "…"} ${data?.decision === "load" && "A new request for the model therefore loads it again."}</p>
+    ${data ? html`<p dir="auto">${data}</p>` : error ? html`<p class="soft">What happens to new requests cannot be determined: ${error.message}</p>` : html`<${Loading} rows=${1} />`}
     ${state.error && html`<${Notice} kind="failed" title="It did not work.">${state.error.message}</${Notice}>`}
     <${Buttons} label="Unload" danger busy=${state.busy} disabled=${unloading || gone} run=${start} onClose=${onClose} /></div>`;
 }
