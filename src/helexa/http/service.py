@@ -64,6 +64,10 @@ class Service:
     _date: bytes = b""
     _second: int = 0
 
+    def is_stopping(self) -> bool:
+        """Return whether the server is shutting down."""
+        return self.stopping
+
     def date(self) -> bytes:
         """Return the line of a response's head that contains the `date` header with the current time."""
         second = int(time.time())

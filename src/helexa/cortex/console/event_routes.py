@@ -1,20 +1,21 @@
 """`GET /api/events`: a stream of server-sent events about nodes, models and finished requests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from helexa.core.errors import ApiError
+from helexa.core.errors import ApiError, shutting_down
 from helexa.cortex.access.auth import allows
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.console.console import Console
 from helexa.cortex.console.event_hub import EventHub, event, json_event
 from helexa.cortex.requests.headers import UNBUFFERED
 from helexa.cortex.routes.access import visible_account
+from helexa.http.connections.call import STOPPING
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.connections.request_head import Headers
 
@@ -57,21 +58,21 @@ class _EventStream(Response):
         self._console, self._topics, self._principal, self._account = console, topics, principal, account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the client disconnects, its key is revoked, or its session ends."""
+        """Send events until the client disconnects, its key is revoked, its session ends, or the gateway stops."""
         with self._console.events.watching():
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             try:
                 with scope["extensions"][HangUp.NAME]:
-                    await self._stream(scope["headers"], send)
+                    await self._stream(scope["headers"], scope["extensions"][STOPPING], send)
             except ClientGone:
                 return
         await send({"type": "http.response.body"})
 
-    async def _stream(self, headers: Headers, send: Send) -> None:
+    async def _stream(self, headers: Headers, is_stopping: Callable[[], bool], send: Send) -> None:
         changes = _Changes(self._console.events, self._topics, self._principal, self._account)
         time = asyncio.get_running_loop().time
         sent_at = time()
-        while (problem := self._problem(headers)) is None:
+        while (problem := shutting_down() if is_stopping() else self._problem(headers)) is None:
             data = b"".join(changes.next())
             if not data and time() - sent_at >= KEEP_ALIVE_SECS:
                 data = b": keep-alive\n\n"

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 INTERIM = "helexa.interim"
 """Key in the `extensions` of the ASGI scope under which an application finds `Call.send_interim`."""
 
+STOPPING = "helexa.stopping"
+"""Key in the `extensions` of the ASGI scope of a function that returns whether the server is shutting down."""
+
 BODY_SECS = 60.0
 MIN_RATE = 4096.0
 MAX_EXTRA_BODY_SECS = 600.0

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from helexa.core.errors import ApiError, overloaded
-from helexa.http.connections.call import INTERIM, Call
+from helexa.http.connections.call import INTERIM, STOPPING, Call
 from helexa.http.connections.client_disconnect import HangUp, is_gone
 from helexa.http.connections.deadline import Alarm
 from helexa.http.connections.request_head import Framing, Headers, error_response, target
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
             "headers": headers,
             "client": self._client,
             "server": self._server,
-            "extensions": {HangUp.NAME: hang_up},
+            "extensions": {HangUp.NAME: hang_up, STOPPING: self.service.is_stopping},
         }
         self._call = call = Call(
             self,

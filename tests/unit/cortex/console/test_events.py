@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -177,3 +177,13 @@ async def activity_of(cortex: Cortex, number: int) -> Any:
     from helexa.cortex.ledger.activity import Activity
 
     return Activity(str(number), 0, "/v1/chat/completions", "Org/M", 200, 1.0)
+
+
+async def test_stream_ends_before_the_gateway_stops(node: FakeNode) -> None:
+    async with aiohttp.ClientSession() as client, AsyncExitStack() as stack:
+        cortex = await stack.enter_async_context(running_cortex(node))
+        async with client.get(f"{cortex.url}/api/events") as response:
+            await eventually(lambda: node_watchers(cortex))
+            closing = asyncio.create_task(stack.aclose())
+            assert (await Events(response).next("end"))["error"]["code"] == "shutting_down"
+        await closing

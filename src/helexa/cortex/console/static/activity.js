@@ -6,7 +6,8 @@ import { requests } from "./live.js";
 import { Badge, Dialog, Empty, Failed, Loading, Notice } from "./ui.js";
 
 const ROW = 30; // pixels, as in console.css
-const PAGE = 1000, MOST_ROWS = 10_000, SPARE_ROWS = 8;
+const PAGE = 1000, MOST_ROWS = 10_000, SPARE_ROWS = 8, NEWEST = 500;
+const keyOf = (row) => `${row.request_id} ${row.started_ms}`;
 
 export default function Activity() {
   const value = useStore(session);
@@ -27,12 +28,9 @@ export default function Activity() {
   useEffect(() => { load(); }, [value?.account_id]);
 
   const rows = useMemo(() => {
-    const seen = new Set(), all = [];
-    for (const row of [...(paused ?? stream.rows), ...(older.rows ?? [])]) {
-      const key = `${row.request_id} ${row.started_ms}`;
-      if (!seen.has(key)) { seen.add(key); all.push(row); }
-    }
-    return all.slice(0, MOST_ROWS);
+    // A request can be in the log before its event arrives.
+    const logged = new Set((older.rows ?? []).slice(0, NEWEST).map(keyOf));
+    return [...(paused ?? stream.rows).filter((row) => !logged.has(keyOf(row))), ...(older.rows ?? [])].slice(0, MOST_ROWS);
   }, [paused, stream.rows, older.rows]);
   const words = filter.trim().toLowerCase();
   const visible = useMemo(() => rows.filter((row) => {

@@ -7,8 +7,9 @@ import { live } from "./live.js";
 import { hardware, hitRate, memoryOf, modelsOf, nodeState, problems, runningOf, sums } from "./fleet_model.js";
 import { Badge, Bar, Empty, Figures, Loading, Menu, ModelName, Notice } from "./ui.js";
 
-const EXPANDED_NODES = 8; // larger fleets begin with closed nodes
-const SLICE = 20; // nodes that are added in one frame
+const EXPANDED_NODES = 8; // longer lists begin with closed nodes
+const MOST_PLACES = 8; // nodes that are named per model
+const SLICE = 10; // nodes that are added in one frame
 
 export default function Fleet() {
   const value = useStore(session);
@@ -61,7 +62,7 @@ function Nodes() {
     ${nodes.length === 0 ? html`<section class="card"><${Empty} title="No nodes yet">Add a [[neurons]] table with the node's name and endpoint to cortex.toml. The gateway reads the file when it changes.</${Empty}></section>`
       : view === "nodes"
       ? (visible.length ? html`<div class="nodes">${visible.slice(0, shown).map((node) => html`<${NodeCard} key=${node.name} node=${node} act=${act}
-          open=${open[node.name] ?? (nodes.length <= EXPANDED_NODES || Boolean(words))} />`)}</div>`
+          open=${open[node.name] ?? visible.length <= EXPANDED_NODES} />`)}</div>`
         : html`<section class="card"><${Empty} title="Nothing matches" action=${html`<button type="button" class="button" onClick=${() => setFilter("")}>Clear the filter</button>`}>No node or model contains “${filter}”.</${Empty}></section>`)
       : html`<${ModelTable} nodes=${nodes} words=${words} act=${act} />`}
     ${dialog && html`<${NodeDialog} ...${dialog} onClose=${() => setDialog(null)} />`}`;
@@ -143,11 +144,14 @@ function ModelRow({ row, node, act }) {
     ]} /></td></tr>`;
 }
 
+const ORDER = ["failed", "warned", "wait", "good", "idle"];
+
 // One row per model, over all nodes.
 function ModelTable({ nodes, words, act }) {
   const byModel = new Map();
   for (const node of nodes) for (const row of modelsOf(node)) byModel.set(row.id, [...(byModel.get(row.id) ?? []), row]);
   const list = [...byModel].filter(([id]) => !words || id.toLowerCase().includes(words)).sort(([a], [b]) => a.localeCompare(b));
+  for (const [, rows] of list) rows.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind)); // what needs attention comes first
   if (!list.length) return html`<section class="card"><${Empty} title=${words ? "Nothing matches" : "No models"}>${words ? `No model contains “${words}”.` : "No node has a model loaded."}</${Empty}></section>`;
   return html`<section class="card"><div class="scroll" tabindex="0" role="group" aria-label="Models"><table class="models">
     <thead><tr><th scope="col">Model</th><th scope="col">Nodes</th><th scope="col" class="n">Running</th><th scope="col" class="n">Queued</th><th scope="col" class="n">Decode</th><th scope="col" class="n">Prefix hits</th><th scope="col" class="n">Context</th><th><span class="unseen">Actions</span></th></tr></thead>
@@ -156,7 +160,8 @@ function ModelTable({ nodes, words, act }) {
       const prompt = sum((row) => row.load?.prompt_tokens_total ?? 0), decode = sum((row) => (row.load?.in_flight ? row.load.tok_s_decode : 0));
       const longest = Math.max(...rows.map((row) => row.info?.limit?.context ?? 0));
       return html`<tr key=${id}><th scope="row"><${ModelName} id=${id} /></th>
-        <td class="wrap">${rows.map((row) => html`<${Badge} key=${row.node} kind=${row.kind} title=${row.detail ?? row.word}>${row.node}: ${row.word}</${Badge}> `)}</td>
+        <td class="wrap">${rows.slice(0, MOST_PLACES).map((row) => html`<${Badge} key=${row.node} kind=${row.kind} title=${row.detail ?? row.word}>${row.node}: ${row.word}</${Badge}> `)}
+          ${rows.length > MOST_PLACES && html`<span class="soft">and ${rows.length - MOST_PLACES} more</span>`}</td>
         <td class="n">${sum((row) => Math.max(row.running, row.load?.in_flight ?? 0))}</td><td class="n">${sum((row) => row.load?.queue_depth ?? 0)}</td>
         <td class="n">${decode ? html`${rate(decode)} <span class="unit">tok/s</span>` : "–"}</td>
         <td class="n">${prompt ? html`${Math.round((sum((row) => row.load?.cached_prompt_tokens_total ?? 0) / prompt) * 100)} <span class="unit">%</span>` : "–"}</td>

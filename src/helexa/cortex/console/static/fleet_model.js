@@ -31,8 +31,15 @@ const STATUS = {
   unloaded: { kind: "idle", word: "cold" },
 };
 
-// All models of a node as rows: loaded, loading and failed ones.
+// All models of a node as rows: loaded, loading and failed ones. A node's state is never changed, only replaced.
+const known = new WeakMap();
 export function modelsOf(node) {
+  let rows = known.get(node);
+  if (!rows) known.set(node, rows = computeModels(node));
+  return rows;
+}
+
+function computeModels(node) {
   const load = new Map((node.load ?? []).map((one) => [one.id, one]));
   const progress = new Map(node.loads.map((one) => [one.model, one]));
   const failures = new Map(node.failures.map((one) => [one.model, one]));

@@ -99,7 +99,7 @@ async function read(response) {
     else if (event === "dropped") dropped += value.requests;
     else if (event === "end") {
       apply();
-      await sessionEnded(value.error);
+      if (value.error.code !== "shutting_down") await sessionEnded(value.error);
       return;
     }
     if (!scheduled) { scheduled = true; requestAnimationFrame(apply); }
