@@ -290,7 +290,7 @@ def fault(browser: Browser) -> None:
 
 def main() -> None:
     """Run all measurements."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--rows", type=int, default=10_000)

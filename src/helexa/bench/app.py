@@ -27,12 +27,13 @@ SECURITY = web.SECURITY | {
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
 
-def create_app(database: Path, root_path: str = "") -> Starlette:
+def create_app(database: Path, root_path: str = "", console_url: str | None = None) -> Starlette:
     """Return a web application that shows the results in `database`.
 
     Args:
         database: path of the database. As long as the file does not exist, requests get a 503.
         root_path: path prefix set by a reverse proxy, for example `/bench`. All links begin with this prefix.
+        console_url: URL of a gateway's console, which the pages link to, or None.
     """
 
     @asynccontextmanager
@@ -53,6 +54,7 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
         lifespan=lifespan,
     )
     app.state.root_path = root_path.rstrip("/")
+    app.state.console_url = console_url
     return app
 
 

@@ -27,6 +27,7 @@ def _name(text: str) -> str:
 
 
 BaseUrl = Annotated[str, AfterValidator(_server)]
+ConsoleUrl = Annotated[str, AfterValidator(base_url)]
 Name = Annotated[str, AfterValidator(_name)]
 
 
@@ -190,11 +191,13 @@ class ApiSection(config.Section):
         enabled: True to serve the results also during `helexa-bench run`.
         listen: address on which pages and API are served.
         root_path: path prefix set by a reverse proxy, for example `/bench`.
+        console_url: URL of a gateway's console, which the pages link to. None for no link.
     """
 
     enabled: bool = True
     listen: Listen = Address("127.0.0.1", 13132)
     root_path: str = ""
+    console_url: ConsoleUrl | None = None
 
 
 class AlertsSection(config.Section):

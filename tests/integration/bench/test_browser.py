@@ -136,3 +136,21 @@ def test_tables_and_filters_work_without_javascript(browser, url):
     assert page.locator("tbody tr").count() > 40
     assert problems == []
     page.context.close()
+
+
+def test_narrow_tables_show_the_columns_that_fit_and_a_chooser(browser, url):
+    page, problems, _ = open_page(browser, f"{url}/runs", viewport={"width": 375, "height": 812})
+    table, chooser = page.locator(".scroll table"), page.locator(".columns")
+    fits = "(one) => one.parentElement.scrollWidth <= one.parentElement.clientWidth"
+    assert table.evaluate(fits)
+    assert not page.get_by_role("columnheader", name="Build").is_visible()
+    chooser.locator("summary").click()
+    chooser.get_by_label("Build", exact=True).check()
+    assert page.get_by_role("columnheader", name="Build").is_visible()
+    page.locator("select[name=scenario]").select_option(index=1)
+    page.wait_for_url("**scenario=**")
+    page.get_by_role("columnheader", name="Build").wait_for()
+    page.set_viewport_size({"width": 1440, "height": 812})
+    chooser.wait_for(state="detached")
+    assert problems == []
+    page.context.close()

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sqlite3
 import tomllib
 import urllib.error
 import urllib.request
@@ -13,7 +14,8 @@ import pytest
 from helexa.bench.app import SECURITY
 from helexa.bench.export import export
 from helexa.bench.pages import words
-from helexa.bench.pages.site import PAGES
+from helexa.bench.pages.site import PAGES, live_link
+from helexa.bench.pages.site import html as render_page
 from helexa.bench.results import capacity, scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.store import Store
@@ -153,6 +155,25 @@ def test_links_keep_the_proxy_path_prefix(past, serving):
         page = Page(get(f"{url}/")[1])
     assert page.links
     assert all(link.startswith("/bench/") for link in page.links if not link.startswith("#"))
+
+
+def test_chart_of_one_build_says_so(past, tmp_path):
+    with sqlite3.connect(past) as source, sqlite3.connect(tmp_path / "one.sqlite") as copy:
+        source.backup(copy)
+    with sqlite3.connect(tmp_path / "one.sqlite") as copy:
+        copy.execute("DELETE FROM run WHERE build_id <> (SELECT MIN(build_id) FROM run)")
+    with Archive(tmp_path / "one.sqlite") as archive:
+        page = PAGES["trends"]
+        query = {name: parameter.default for name, parameter in page.parameters.items()}
+        text = render_page(archive, page, query, live_link(""), lambda name: name)
+    assert "One build only: a trend begins with the second build." in text
+
+
+def test_pages_link_to_the_console_if_configured(archive):
+    page = PAGES["method"]
+    for console, count in ((None, 0), ("https://gateway.example", 1)):
+        text = render_page(archive, page, {}, live_link(""), lambda name: name, console=console)
+        assert text.count('href="https://gateway.example"') == count
 
 
 def test_vendored_files_match_their_hashes():

@@ -38,4 +38,4 @@ def serve(
     except ValueError as error:
         raise ConfigError(f"--listen: {error}") from None
     assert isinstance(address, Address)
-    run(server.serve(db or settings.bench.db_path, address, settings.api.root_path))
+    run(server.serve(db or settings.bench.db_path, address, settings.api.root_path, settings.api.console_url))

@@ -12,6 +12,7 @@ from helexa.bench.results.series import Series
 
 Chart = dict[str, Any]
 _MS = 1000
+_ONE_BUILD = "One build only: a trend begins with the second build."
 _OFTEN = 40
 _TICK_SHARE = 0.07  # minimum distance of tick labels as a share of the axis
 
@@ -55,6 +56,7 @@ def trend(series: Series, by: str, baseline: float | None) -> Chart:
         "marks": [*_notes(series, places), *_changes(series, places)],
         "unit": unit,
         "title": METRICS[series.metric].title,
+        "note": _ONE_BUILD if len(points) == 1 else None,
     }
 
 

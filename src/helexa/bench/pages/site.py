@@ -108,6 +108,7 @@ def html(
     asset: Callable[[str], str],
     *,
     live: bool = True,
+    console: str | None = None,
 ) -> str:
     """Return the HTML of a page.
 
@@ -117,6 +118,7 @@ def html(
         query: values of the page's query parameters.
         link: returns the URL of a page.
         asset: returns the URL of a static file.
+        console: URL of a gateway's console, or None.
         live: True if a server answers form submissions. If False (static export), the page has links instead of forms.
 
     Raises:
@@ -132,6 +134,7 @@ def html(
         offered=dimensions(archive),
         api=link("api"),
         live=live,
+        console=console,
         **page.view(archive, query),
     )
 
@@ -160,6 +163,7 @@ async def refuse(request: Request, error: Exception) -> Response:
         page=None,
         pages=[one for one in PAGES.values() if one.in_menu],
         regressions=0,
+        console=request.app.state.console_url,
         api=f"{root}/api/v1",
         status=status,
         message=str(error) if known else "Internal error; see the server's log.",
@@ -174,7 +178,8 @@ async def _show(page: Page, request: Request) -> Response:
 
     def find(archive: Archive) -> str:
         try:
-            return html(archive, page, query, live_link(root), partial(_asset, root))
+            console = request.app.state.console_url
+            return html(archive, page, query, live_link(root), partial(_asset, root), console=console)
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 

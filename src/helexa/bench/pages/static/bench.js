@@ -157,6 +157,45 @@ function themeButton() {
   show();
 }
 
+// On a narrow screen, a table shows the columns that fit, and a chooser for the others.
+const narrow = matchMedia("(max-width: 640px)");
+
+function chooseColumns() {
+  document.querySelectorAll(".scroll > table").forEach((table, index) => {
+    const box = table.parentElement, chooser = box.previousElementSibling;
+    if (chooser?.matches(".columns")) chooser.remove();
+    const heads = [...(table.tHead?.rows[0]?.cells ?? [])];
+    const show = (place, shown) => {
+      for (const row of table.rows) if (row.cells.length === heads.length) row.cells[place].hidden = !shown;
+    };
+    heads.forEach((_, place) => show(place, true));
+    if (!narrow.matches || heads.length < 4 || box.scrollWidth <= box.clientWidth) return;
+    const key = `columns:${location.pathname}:${index}`;
+    let chosen;
+    try { chosen = JSON.parse(sessionStorage.getItem(key)); } catch { chosen = null; }
+    if (chosen?.length !== heads.length) {
+      chosen = heads.map(() => true);
+      for (let place = heads.length - 1; place > 1 && box.scrollWidth > box.clientWidth; place -= 1) { chosen[place] = false; show(place, false); }
+    }
+    chosen.forEach((shown, place) => show(place, shown));
+    const details = document.createElement("details"), summary = document.createElement("summary"), list = document.createElement("div");
+    const count = () => { summary.textContent = `Columns: ${chosen.filter(Boolean).length} of ${heads.length}`; };
+    details.className = "columns";
+    heads.forEach((head, place) => {
+      if (place === 0) return;
+      const label = document.createElement("label"), check = document.createElement("input");
+      check.type = "checkbox";
+      check.checked = chosen[place];
+      check.onchange = () => { chosen[place] = check.checked; show(place, check.checked); count(); sessionStorage.setItem(key, JSON.stringify(chosen)); };
+      label.append(check, head.textContent.trim() || "Links");
+      list.append(label);
+    });
+    count();
+    details.append(summary, list);
+    box.before(details);
+  });
+}
+
 // Keys, outside of fields: / to the filters, g and a page's number to that page.
 let going = false;
 addEventListener("keydown", (event) => {
@@ -173,8 +212,9 @@ addEventListener("keydown", (event) => {
 });
 
 let resizing;
-addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 120); });
+addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => { redraw(); chooseColumns(); }, 120); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-document.addEventListener("htmx:after:swap", drawAll);
+document.addEventListener("htmx:after:swap", () => { drawAll(); chooseColumns(); });
 themeButton();
 drawAll();
+chooseColumns();
