@@ -56,7 +56,7 @@ function Nodes() {
       { label: "Queued", value: count(all.queued), unit: "requests", kind: all.queued ? "warned" : "" },
       { label: "Decode", value: rate(all.decode), unit: "tok/s" },
       { label: "Prefix hits", value: all.prompt ? `${Math.round((all.cached / all.prompt) * 100)}` : "–", unit: all.prompt ? "%" : "" },
-      { label: "Memory", value: all.total ? memory(all.used) : "–", unit: all.total ? `of ${memory(all.total)}` : "" },
+      { label: "Memory", value: all.total ? count(all.used / 1024) : "–", unit: all.total ? `of ${count(all.total / 1024)} GB` : "" },
     ]} />
     <${Problems} list=${trouble} act=${act} />
     ${nodes.length === 0 ? html`<section class="card"><${Empty} title="No nodes yet">Add a [[neurons]] table with the node's name and endpoint to cortex.toml. The gateway reads the file when it changes.</${Empty}></section>`
