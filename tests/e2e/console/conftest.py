@@ -38,7 +38,7 @@ def stack(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, asynchronous tests cannot run in this process
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_SECONDS * 1000)
     with browsing.chromium() as browser:

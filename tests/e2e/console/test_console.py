@@ -26,6 +26,7 @@ def test_answer_is_streamed_with_its_speed(sign_in: SignIn) -> None:
     page = sign_in(ALICE, "playground")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     set_parameter(page, "Maximum tokens", "40")
+    set_parameter(page, "Temperature", "0")
     send(page, "What is the capital of France?")
     foot = page.locator(".turn-foot")
     expect(foot).to_contain_text("tok/s")

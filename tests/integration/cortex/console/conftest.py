@@ -16,7 +16,7 @@ PATIENCE_MS = 30_000  # a limit for a busy machine; no test measures time with i
 LONG = "\n\n".join(f"Paragraph {number}: {'word ' * 18}" for number in range(1000))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # while it runs, asynchronous tests cannot run in this process
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     with browsing.chromium() as browser:

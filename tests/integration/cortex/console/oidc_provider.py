@@ -93,3 +93,10 @@ class Provider:
 
     async def _keys(self, _request: web.Request) -> web.Response:
         return web.json_response({"keys": [self.key.as_dict(private=False)]})
+
+
+def settings(provider: Provider, public_url: str = "http://gateway.example", **options: Any) -> dict[str, Any]:
+    """Return the sections of a gateway's configuration that let users of the provider sign in."""
+    oidc = {"issuer": provider.url, "client_id": CLIENT_ID, "client_secret": CLIENT_SECRET, "public_url": public_url}
+    lists = {"users": ["*@example.com"], "admins": ["boss@example.com"]}
+    return {"entitlements": {"require_auth": True}, "console": {"oidc": {**oidc, **lists, **options}}}

@@ -6,20 +6,11 @@ from typing import Any
 import aiohttp
 import pytest
 from joserfc.jwk import RSAKey
-from playwright.sync_api import expect
 
-from cortex.console.conftest import SignIn
-from cortex.console.fake_fleet import running
-from cortex.console.oidc_provider import CLIENT_ID, CLIENT_SECRET, Provider
+from cortex.console.oidc_provider import Provider, settings
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
 from helexa.cortex.config import CortexConfig
-
-
-def settings(provider: Provider, public_url: str = "http://gateway.example", **options: Any) -> dict[str, Any]:
-    oidc = {"issuer": provider.url, "client_id": CLIENT_ID, "client_secret": CLIENT_SECRET, "public_url": public_url}
-    lists = {"users": ["*@example.com"], "admins": ["boss@example.com"]}
-    return {"entitlements": {"require_auth": True}, "console": {"oidc": {**oidc, **lists, **options}}}
 
 
 @pytest.fixture
@@ -145,21 +136,3 @@ async def test_routes_do_not_exist_without_configuration(cortex: Cortex) -> None
 def test_empty_lists_of_users_are_a_configuration_error() -> None:
     with pytest.raises(ValueError, match="nobody may sign in"):
         CortexConfig.model_validate(settings(Provider(url="http://p"), users=[], admins=[]))
-
-
-def test_sign_in_works_in_a_browser_across_sites(sign_in: SignIn) -> None:
-    """The provider is another site than the gateway, so the browser treats the redirects as cross-site."""
-    provider = Provider(claims={"email": "boss@example.com", "email_verified": True})
-    node = FakeNode(name="n1").holds("Org/M")
-    with running(node, also=provider.serving("localhost"), settings=lambda: settings(provider)) as fleet:
-        fleet.cortex.gateway.config.console.oidc.public_url = fleet.url  # type: ignore[union-attr]
-        page = sign_in(None, url=fleet.url)
-        page.get_by_role("link", name="Sign in with your organization").click()
-        expect(page.locator(".who")).to_contain_text("boss@example.com")
-        page.locator(".node").first.wait_for()
-        assert page.url == f"{fleet.url}/#/fleet"
-        page.reload()
-        expect(page.locator(".who")).to_contain_text("boss@example.com")
-        page.get_by_role("button", name="Sign out").click()
-        expect(page.get_by_role("heading", name="Sign in to this gateway")).to_be_visible()
-        page.goto("about:blank")
