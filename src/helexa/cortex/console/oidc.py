@@ -30,6 +30,7 @@ PATH = "/console/oidc"
 STATE_COOKIE = "helexa_oidc_state"
 MAX_ATTEMPTS = 200
 ATTEMPT_SECS = 600
+METADATA_SECS = 600
 TIMEOUT_SECS = 10.0
 
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # names are used in URLs, headers and metrics
@@ -50,6 +51,7 @@ class Provider:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._attempts: dict[str, _Attempt] = {}  # by state, oldest first
+        self._known: tuple[float, dict[str, Any]] = (0.0, {})  # expiry of the provider's metadata, metadata
 
     async def login(self, _request: Request) -> Response:
         """Send the browser to the identity provider. If the provider does not answer, the console shows a message."""
@@ -106,9 +108,13 @@ class Provider:
         return principal_of(settings, claims)
 
     async def _metadata(self, settings: OidcSection) -> dict[str, Any]:
+        until, metadata = self._known
+        if time.time() < until and str(metadata["issuer"]).rstrip("/") == settings.issuer:
+            return metadata
         metadata = await _get(f"{settings.issuer}/.well-known/openid-configuration")
         if str(metadata.get("issuer", "")).rstrip("/") != settings.issuer:
             raise HelexaError("the provider's configuration names another issuer")
+        self._known = (time.time() + METADATA_SECS, metadata)
         return metadata
 
     def _settings(self) -> OidcSection:
@@ -116,6 +122,10 @@ class Provider:
         settings = self._console.settings.oidc
         if settings is None:
             raise ApiError(404, "oidc_disabled", "sign-in with OpenID Connect is not configured")
+        try:
+            check_extra(settings)  # the configuration may have changed since the start
+        except HelexaError as error:
+            raise ApiError(503, "oidc_unavailable", str(error), type="api_error") from None
         return settings
 
 

@@ -10,23 +10,24 @@ GROUPS = ("day", "account_id", "key_id", "model")
 FILTERS = ("account_id", "key_id", "model")
 MAX_ROWS = 50_000
 
+SUMS = ("requests", "prompt", "completion", "cached", "charged", "estimated")
+
 _DAY_MS = 86_400_000
-_EXPRESSIONS = {"day": f"reserved_ms / {_DAY_MS}"}
-_SUMS = ("prompt", "completion", "cached", "charged", "estimated")
+_CHARGED = "state IN ('settled', 'orphaned')"
 
 
 async def charges(
-    database: Database, since_day: int, groups: Sequence[str], **filters: str | None
+    database: Database, days: range, groups: Sequence[str], **filters: str | None
 ) -> list[dict[str, Any]]:
-    """Return sums of charges in ascending order, at most `MAX_ROWS` + 1 rows.
+    """Return sums of charges in ascending order of `groups`. If there are more than `MAX_ROWS` rows, stop early.
 
     A row has the values of `groups`, the number of charged requests (`requests`), sums of tokens (`prompt`,
     `completion`, `cached`, `charged`), and the number of requests whose charge is `estimated`. Running requests, and
-    requests that were not charged, are not included. Days are UTC dates.
+    requests that were not charged, are not included.
 
     Args:
         database: the ledger's database.
-        since_day: first day to include, in days since 1970-01-01.
+        days: the UTC days to include, in days since 1970-01-01.
         groups: names out of `GROUPS`: the sums are separate for each combination of values.
         **filters: required values of `account_id`, `key_id` or `model`; None disables a filter.
 
@@ -35,22 +36,27 @@ async def charges(
     """
     if unknown := {*groups} - {*GROUPS} | filters.keys() - {*FILTERS}:
         raise ValueError(f"unknown names: {', '.join(sorted(unknown))}")
-    args: list[str | int] = [since_day * _DAY_MS]
-    conditions = ["reserved_ms >= $1", "state IN ('settled', 'orphaned')"]
-    for name, value in filters.items():
-        if value is not None:
-            args.append(value)
-            conditions.append(f"{name} = ${len(args)}")
-    columns = [f"{_EXPRESSIONS.get(name, name)} AS {name}" for name in groups]
-    sums = ["COUNT(*) AS requests", *(f"CAST(SUM({name}) AS BIGINT) AS {name}" for name in _SUMS)]
-    positions = ", ".join(str(position) for position in range(1, len(groups) + 1))
-    grouping = f"GROUP BY {positions} ORDER BY {positions}" if groups else ""
-    rows = await database.fetch(
-        f"SELECT {', '.join([*columns, *sums])} FROM entries WHERE {' AND '.join(conditions)} {grouping} "
-        f"LIMIT {MAX_ROWS + 1}",
-        *args,
+    columns = [name for name in groups if name != "day"]
+    wanted = [(name, value) for name, value in filters.items() if value is not None]
+    conditions = [f"{name} = ${number}" for number, (name, _) in enumerate(wanted, 3)]
+    sums = ["COUNT(*) AS requests", *(f"CAST(SUM({name}) AS BIGINT) AS {name}" for name in SUMS[1:])]
+    statement = (
+        f"SELECT {', '.join([*columns, *sums])} FROM entries "
+        f"WHERE {' AND '.join(['reserved_ms >= $1', 'reserved_ms < $2', _CHARGED, *conditions])}"
     )
-    return [row | {"day": _date(row["day"])} if "day" in row else row for row in rows if row["requests"]]
+    if columns:
+        statement += f" GROUP BY {', '.join(columns)}"
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for day in days:  # one query per day, so that other queries need not wait for a long one
+        bounds = (day * _DAY_MS, (day + 1) * _DAY_MS)
+        for row in await database.fetch(statement, *bounds, *(value for _, value in wanted)):
+            if row["requests"]:
+                group = tuple(_date(day) if name == "day" else row[name] for name in groups)
+                total = totals.setdefault(group, [0] * len(SUMS))
+                total[:] = (before + row[name] for before, name in zip(total, SUMS, strict=True))
+        if len(totals) > MAX_ROWS:
+            break
+    return [dict(zip((*groups, *SUMS), (*group, *totals[group]), strict=True)) for group in sorted(totals)]
 
 
 def _date(day: int) -> str:

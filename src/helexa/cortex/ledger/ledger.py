@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
@@ -16,7 +16,7 @@ from helexa.cortex.ledger.committer import Committer
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Claim, PendingClaim, Reservation, bounded, plain
-from helexa.cortex.ledger.statement import Budget, budget
+from helexa.cortex.ledger.statement import Budget, budget, budgets
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.waiting import unavailable
 from helexa.cortex.ledger.write_ahead_log import catch_up
@@ -173,15 +173,20 @@ class Ledger:
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
-    async def charges(self, since_day: int, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
+    async def charges(self, days: range, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
         """Write pending changes, then return sums of charges. `charges.charges` documents the arguments."""
         await self.flush()
-        return await charges(self._database, since_day, groups, **filters)
+        return await charges(self._database, days, groups, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
         """Return how many tokens of the key's current budget window are spent, and how many tokens leases hold."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
+
+    async def budgets(self, principals: Iterable[Principal]) -> dict[str, Budget]:
+        """Return the result of `budget` for several keys, by key id."""
+        await self.flush()
+        return await budgets(self._database, principals, self._clock())
 
     async def check_budget(self, principal: Principal) -> None:
         """Raise an error if the key has spent its whole budget. No tokens are reserved.

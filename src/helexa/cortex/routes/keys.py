@@ -13,6 +13,7 @@ from helexa.core.errors import invalid_body
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.key_terms import KeyChange, NewKey, key_json, reject_static
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.ledger.statement import Budget
 from helexa.cortex.requests.request import read_json_body
 from helexa.cortex.routes.access import admin, holder, method_route, visible_account
 from helexa.http.json_response import JsonResponse
@@ -27,7 +28,8 @@ async def list_keys(request: Request) -> Response:
     keys = [(key, "config") for key in gateway.gatekeeper.static]
     keys += [(key, "database") for key in await gateway.keyring.store.list()]
     visible = [(key, source) for key, source in keys if account in (None, key.principal.account_id)]
-    return JsonResponse({"keys": [await _entry(gateway, key, source) for key, source in visible]})
+    budgets = await gateway.ledger.budgets(key.principal for key, _ in visible)
+    return JsonResponse({"keys": [_json(key, source, budgets[key.principal.key_id]) for key, source in visible]})
 
 
 async def create_key(request: Request) -> Response:
@@ -79,7 +81,10 @@ def _gateway(request: Request) -> Gateway:
     return request.app.state.gateway
 
 
-async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[str, Any]:
-    budget = await gateway.ledger.budget(key.principal)
+async def _entry(gateway: Gateway, key: Key) -> dict[str, Any]:
+    return _json(key, "database", await gateway.ledger.budget(key.principal))
+
+
+def _json(key: Key, source: str, budget: Budget) -> dict[str, Any]:
     budget_state = {"spent": budget.spent, "held": budget.held, "window_ends_at": budget.ends_at}
     return key_json(key, source) | budget_state

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.charges import GROUPS, MAX_ROWS
+from helexa.cortex.ledger.charges import GROUPS, MAX_ROWS, SUMS
 from helexa.cortex.routes.activity import account_filter, read_number
 from helexa.http.json_response import JsonResponse
 
@@ -20,7 +20,6 @@ MAX_DAYS = 366
 
 _DAY_SECS = 86_400
 _FORMATS = ("json", "csv")
-_SUMS = ("requests", "prompt", "completion", "cached", "charged", "estimated")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -44,7 +43,8 @@ async def get_usage(request: Request) -> Response:
     if format not in _FORMATS:
         raise ApiError(400, "invalid_parameter", f"'format' must be one of {', '.join(_FORMATS)}", param="format")
     filters = {"account_id": account_filter(request), "key_id": query.get("key_id"), "model": query.get("model")}
-    rows = await gateway.ledger.charges(int(time.time()) // _DAY_SECS - days + 1, groups, **filters)
+    today = int(time.time()) // _DAY_SECS
+    rows = await gateway.ledger.charges(range(today - days + 1, today + 1), groups, **filters)
     if len(rows) > MAX_ROWS:
         message = f"the result has more than {MAX_ROWS} rows; ask for fewer days, or group by fewer names"
         raise ApiError(400, "too_many_rows", message, param="days")
@@ -57,7 +57,7 @@ async def get_usage(request: Request) -> Response:
 def _csv(rows: Sequence[dict[str, Any]], groups: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    columns = [*groups, *_SUMS]
+    columns = [*groups, *SUMS]
     writer.writerow(columns)
     writer.writerows([_cell(row[name]) for name in columns] for row in rows)
     return text.getvalue()

@@ -1,5 +1,7 @@
 """The budget statement of a key, and the charge of an orphaned reservation."""
 
+from dataclasses import replace
+
 from cortex.ledger.ledger_helpers import Clock, holder, kill, retire_gateways, running
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
@@ -38,5 +40,14 @@ async def test_budget_adds_up_all_gateways(url: str):
         budget = await ledger_b.budget(rolling)
         assert (budget.spent, budget.ends_at) == (40, 1_700_000_060)
         await reservation.release()
+        await assert_budgets_agree(ledger_b, holder(10_000), rolling, holder(5, "unused"))
         clock.now += 60
         assert await ledger_a.budget(rolling) == Budget(0, 0, None)
+        await assert_budgets_agree(ledger_a, holder(10_000), rolling, replace(rolling, window=Window()))
+        await use(ledger_a, rolling, "M", 5, 0)
+        await assert_budgets_agree(ledger_a, rolling)
+
+
+async def assert_budgets_agree(ledger: Ledger, *principals: Principal) -> None:
+    for principal in principals:
+        assert await ledger.budgets([principal]) == {principal.key_id: await ledger.budget(principal)}

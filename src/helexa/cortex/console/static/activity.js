@@ -1,6 +1,6 @@
 // The activity log: finished requests as they end. Only the visible rows are in the page.
 
-import { get, seesFleet, session } from "./api.js";
+import { get, seesAllAccounts, session } from "./api.js";
 import { clock, compact, count, duration, html, moment, nameParts, plural, rate, useEffect, useMemo, useRef, useState, useStore } from "./lib.js";
 import { requests } from "./live.js";
 import { Badge, Dialog, Empty, Failed, Loading, Notice } from "./ui.js";
@@ -46,11 +46,11 @@ export default function Activity() {
       <label class="unseen" for="activity-status">Status</label>
       <select id="activity-status" value=${status} onChange=${(event) => setStatus(event.target.value)}><option value="">All</option><option value="ok">Answered</option><option value="failed">Failed or canceled</option></select>
       <button type="button" class="button" aria-pressed=${paused !== null} onClick=${() => setPaused(paused ? null : stream.rows)}>${paused ? `Resume${waiting ? ` (${waiting} new)` : ""}` : "Pause"}</button></div></div>
-    <p class="soft small">${seesFleet(value) ? "Requests of all accounts" : "Requests of your account"}, newest first. ${count(visible.length)} of ${count(rows.length)} shown${older.complete ? "" : "; scroll down for older ones"}.</p>
+    <p class="soft small">${seesAllAccounts(value) ? "Requests of all accounts" : "Requests of your account"}, newest first. ${count(visible.length)} of ${count(rows.length)} shown${older.complete ? "" : "; scroll down for older ones"}.</p>
     ${stream.lost > 0 && html`<${Notice} title="Too many requests to show live.">${plural(stream.lost, "request")} were left out here; the log has them.</${Notice}>`}
     <section class="card log">${older.rows === null && older.error ? html`<${Failed} error=${older.error} retry=${() => load()} />`
       : older.rows === null ? html`<${Loading} rows=${8} label="Loading the activity log" />`
-      : visible.length ? html`<${Rows} rows=${visible} open=${setOpened} more=${more} all=${seesFleet(value)} />`
+      : visible.length ? html`<${Rows} rows=${visible} open=${setOpened} more=${more} all=${seesAllAccounts(value)} />`
       : rows.length ? html`<${Empty} title="Nothing matches" action=${html`<button type="button" class="button" onClick=${() => { setFilter(""); setStatus(""); }}>Clear the filters</button>`}>No request has these properties.</${Empty}>`
       : html`<${Empty} title="No requests yet" action=${html`<a class="button" href="#/connect">Connect a client</a>`}>Finished requests appear here within a second.</${Empty}>`}
       ${older.rows !== null && older.error && html`<${Notice} kind="failed" title="Older requests could not be loaded.">${older.error.message}</${Notice}>`}</section>

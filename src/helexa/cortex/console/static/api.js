@@ -115,6 +115,9 @@ export function requireAdmin(action) {
 // Return whether the page may see all nodes and requests: for admins, and for everyone if no keys are required.
 export const seesFleet = (value) => value?.role === "admin" || value?.require_auth === false;
 
+// Return whether lists of requests and charges contain those of all accounts.
+export const seesAllAccounts = (value) => value?.role === "admin" || (value?.require_auth === false && !value.signed_in);
+
 // Yield the events of a stream as {event, data}. `data` is text.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,6 +1,6 @@
 // Usage: charged tokens per day as stacked bars, sums as a table, and the same as CSV.
 
-import { get, send, seesFleet, session } from "./api.js";
+import { get, send, seesAllAccounts, session } from "./api.js";
 import { compact, count, html, nameParts, useEffect, useRef, useState, useStore } from "./lib.js";
 import { Badge, Empty, Failed, Figures, Loading, Notice, toast, useLoad } from "./ui.js";
 
@@ -11,7 +11,7 @@ const OTHER = "others";
 
 export default function Usage() {
   const value = useStore(session);
-  const admin = seesFleet(value);
+  const admin = seesAllAccounts(value);
   const [days, setDays] = useState(30);
   const [chosen, setGroup] = useState("model");
   const [measure, setMeasure] = useState("charged");
