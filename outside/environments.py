@@ -17,8 +17,7 @@ class InstallError(Exception):
 
 
 def prepare(program: Program, folder: Path) -> Path:
-    """Install an outside program in a folder below `folder`, unless it is installed. Return the path of its
-    environment.
+    """Install an outside program below `folder`, unless it is installed. Return the path of its environment.
 
     A program is installed again if the versions of its packages in programs.toml have changed.
 

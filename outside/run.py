@@ -71,9 +71,7 @@ def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> I
 
 
 def _with_stack(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Install the programs, start a gateway and a node, run the checks of one program after the other, yield the
-    results.
-    """
+    """Install the programs, start a gateway and a node, and run the checks of each program. Yield the results."""
     ready: list[tuple[Program, Path | Check]] = []
     for program in chosen:
         _say(f"{program.name}: installing")

@@ -45,9 +45,7 @@ class Peer:
     package: str
 
     def version(self, python: str) -> str | None:
-        """Return the version of the peer's package in the Python interpreter `python`, or None if the package is
-        missing.
-        """
+        """Return the version of the peer's package in the Python interpreter `python`, or None if it is missing."""
         code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
         try:
             completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=60)
@@ -56,9 +54,7 @@ class Peer:
         return completed.stdout.strip() or None
 
     def install(self, folder: Path) -> str:
-        """Install the peer's package in a virtual environment in `folder` if it is missing. Return the path of its
-        Python.
-        """
+        """Install the peer's package in a virtual environment in `folder` if it is missing. Return its Python."""
         python = str(folder / "bin" / "python")
         if self.version(python) is None:
             print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
