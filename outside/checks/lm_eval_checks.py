@@ -40,7 +40,7 @@ for task in (CHOICES, ANSWERS):
 
 
 def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
-    """Run a task with lm-eval and return its scores."""
+    """Run the evaluation task `task` with lm-eval and return its scores."""
     settings = {"model": MODEL, "base_url": f"{URL}{path}", "max_retries": 1, "eos_string": "<|im_end|>", **arguments}
     response = lm_eval.simple_evaluate(
         model=kind,
