@@ -85,7 +85,7 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the schema allows only numbers, booleans and null, whose JSON contains no strings."""
+        """Whether the schema allows only values that JSON writes without quotes: numbers, booleans and null."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 
