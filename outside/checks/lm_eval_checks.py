@@ -73,7 +73,7 @@ def completions_text():
 
 
 @check
-def completions_log_likelihoods_with_the_gateways_tokenizer():
+def log_likelihoods_of_completions_with_the_tokenizer_of_the_gateway():
     scores = _evaluate("local-completions", "/v1/completions", "outside_choices", tokenizer_backend="remote")
     assert scores["acc,none"] == 1.0, "Paris is not the likelier capital of France"
 
