@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = App(name="neuron", help="Serve models on this machine.", version=f"neuron {__version__}")
 
+Ranks = Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))]
 ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
@@ -45,6 +46,8 @@ def serve(
     graphs: bool | None = None,
     overlap: bool | None = None,
     log_format: Literal["text", "json"] | None = None,
+    tp_smoke: Annotated[bool, Parameter(show=False, negative=())] = False,
+    tp_size: Annotated[Ranks, Parameter(show=False)] = 2,
 ) -> None:
     """Serve models until a signal stops the process.
 
@@ -65,7 +68,14 @@ def serve(
         Launch each step before the previous step's output is read; overrides the configuration (on GPUs).
     log_format
         Log plain text lines or JSON objects; overrides the configuration (text).
+    tp_smoke
+        Run `neuron smoke` instead. Former name of the command.
+    tp_size
+        Former name of the option `--ranks` of `neuron smoke`.
     """
+    if tp_smoke:
+        smoke(ranks=tp_size, config=config)
+        return
     import logging
 
     from helexa.core import logs
@@ -126,7 +136,7 @@ def doctor(
 def smoke(
     model: str = "helexa/small",
     *,
-    ranks: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))] = 2,
+    ranks: Ranks = 2,
     config: ConfigPath = None,
 ) -> None:
     """Test whether this machine can divide a model among several processes (tensor parallelism).

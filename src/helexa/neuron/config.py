@@ -18,6 +18,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.engine.ipc.messages import DEBUG_FAULT, PLAN_LOG, Activations, EngineOptions, PrefixReuse, StepTiming
+from helexa.neuron.hardware.numa import NUMA_FOLDER
 from helexa.neuron.ops.constants import MAX_RANKS, Kernels
 
 ENV_PREFIX = "NEURON_"
@@ -301,4 +302,6 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
 
 def log_unknown_variables() -> None:
     """Log one line with the names of the `NEURON_` environment variables that match no option and have no effect."""
-    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))
+    variables.log_unknown_variables(
+        NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG)
+    )

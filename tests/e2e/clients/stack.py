@@ -25,15 +25,15 @@ _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "OPENAI_")
 
 
 class Server:
-    """One server process and its log."""
+    """One server process and its log. `variables` are added to its environment."""
 
-    def __init__(self, module: str, arguments: Iterable[str], log: Path) -> None:
+    def __init__(self, module: str, arguments: Iterable[str], log: Path, **variables: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
         self.log = log
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env=environ,
+                env=environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -128,6 +128,16 @@ def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.vram_free_mb, second.utilization_pct, second.temp_c) == (6144, 0, 0)
 
 
+def test_links_are_those_of_visible_devices_that_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(accelerators, "links_between", lambda nvml, handles: handles)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert accelerators.device_links() == {0: 1, 1: 0}
+    nvml.lost = (1,)
+    assert accelerators.device_links() == {1: 0}
+
+
 def test_hidden_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

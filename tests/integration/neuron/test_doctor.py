@@ -42,6 +42,7 @@ def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     assert line.startswith(f"cpu: {kernels} kernels in ")
     assert line.endswith(" MiB free: no C compiler found; install gcc or clang for faster answers")
     assert "models run on" in run.stdout
+    assert "rank" in run.stdout
     assert "loaded at start: nothing" in run.stdout
     assert "is free to listen on" in run.stdout
 

@@ -130,7 +130,10 @@ class LoadJob:
         if not self.cold.joined:
             self.secs = self._dependencies.clock() - self._loading_since
         url = await self._dependencies.client.url(node, model, bearer)
-        info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
+        spec = self.cold.spec
+        info = ModelInfo(
+            id=model, harness=spec.harness, devices=spec.devices or [], tensor_parallel=spec.tensor_parallel
+        )
         self._dependencies.fleet.loaded(name, info, url)
         self._change.ended_at = self._dependencies.clock()
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])

@@ -9,10 +9,11 @@ from math import ceil, inf
 
 from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
-from helexa.core.fleet import Discovery, ModelSpec
+from helexa.core.fleet import ModelSpec
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, plan_eviction
+from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
+from helexa.cortex.lifecycle.hardware_fit import device_pools, misfit
 from helexa.cortex.lifecycle.memory import HOST
 
 RECOVERING = ("recovering", "poisoned")
@@ -23,6 +24,8 @@ RETRY_NODE_DOWN = 3
 RETRY_LOADING = 5
 RETRY_UNSERVABLE = 5
 RETRY_NO_ROOM = 30
+
+_MAX_REASONS = 3  # in an error message
 
 
 @dataclass(frozen=True)
@@ -112,20 +115,9 @@ def allowed(profile: Profile, node: Node) -> bool:
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
-def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Return whether a node with the hardware `discovery` has enough suitable devices for the model.
-
-    A model fits a node without accelerators if the catalogue requires one device and no minimum device memory.
-    """
-    if not discovery.devices:
-        return profile.min_devices == 1 and not profile.min_device_vram_mb
-    floor = profile.min_device_vram_mb or 0
-    return sum(device.vram_total_mb >= floor for device in discovery.devices) >= profile.min_devices
-
-
 def feasible(profile: Profile, node: Node) -> bool:
     """Return whether the model is allowed on the node and fits the node's known hardware."""
-    return allowed(profile, node) and node.discovery is not None and fits(profile, node.discovery)
+    return allowed(profile, node) and node.discovery is not None and misfit(profile, node.discovery) is None
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
@@ -147,23 +139,8 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of an eviction plan. The plan with the lowest key is chosen.
-
-    The criteria are, in this order:
-    * the model fits
-    * no model is evicted
-    * lowest eviction cost
-    * most free memory on the chosen devices
-    * alphabetical order of the nodes' names
-    """
-    free_mb = snapshot.free(node)
-    return (
-        not plan.fits,
-        bool(plan.evict),
-        plan.cost(snapshot.now),
-        -sum(free_mb.get(device, 0) for device in plan.devices),
-        node.name,
-    )
+    """Return the sort key of a node's eviction plan. Among equal plans, the node's name decides."""
+    return *preference(snapshot, node, plan), node.name
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
@@ -260,7 +237,11 @@ def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str
         return model_not_found(model[:200])
     if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
         return service_unavailable(f"no node that can hold model '{model}' accepts loads now", RETRY_NODE_DOWN)
-    return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
+    message = f"no node can hold model '{model}'"
+    reasons = [misfit(profile, node.discovery) for node in healthy if node.discovery and allowed(profile, node)]
+    if reasons := list(dict.fromkeys(filter(None, reasons)))[:_MAX_REASONS]:
+        message += f": it {', it '.join(reasons)}"
+    return ApiError(503, "service_unavailable", message, type="api_error")
 
 
 def _may_hold_later(profile: Profile, node: Node) -> bool:
@@ -276,7 +257,11 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
 def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
     profile = snapshot.catalogue.profile(model)
     if profile is not None:
-        devices = snapshot.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
-        return load_spec(profile, devices)
+        return load_spec(profile, snapshot.devices.get((node.name, model)) or _first_devices(profile, node))
     info = node.models.get(model)
     return ModelSpec(model_id=model, harness=info.harness if info else "torch")
+
+
+def _first_devices(profile: Profile, node: Node) -> tuple[int, ...]:
+    pools = device_pools(profile, node.discovery) if node.discovery is not None else []
+    return pools[0].devices[: pools[0].count] if pools else ()

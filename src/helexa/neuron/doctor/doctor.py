@@ -9,6 +9,7 @@ from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.kernels import look_at_kernels
+from helexa.neuron.doctor.links import look_at_links
 from helexa.neuron.doctor.machine import look_at_machine
 from helexa.neuron.doctor.port import look_at_port
 from helexa.neuron.hardware.discovery import default_device
@@ -29,7 +30,7 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Check what models need in order to run on this machine: hardware, kernels, cache folder and model hubs.
+    """Check what models need in order to run on this machine: hardware, kernels, cache folder, model hubs.
 
     The node's port and its access from other machines are not checked.
 
@@ -41,6 +42,7 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
     torch = settings.harness.torch
     yield from look_at_machine(torch.device)
     yield from look_at_kernels(torch, device, why)
+    yield from look_at_links(device, torch.tensor_parallel)
     yield from look_at_folder(cache_root(settings.cache.dir), "model files, compiled kernels and packed weights")
     yield from look_at_hubs(settings)
 

@@ -21,7 +21,7 @@ from helexa.neuron.engine.ipc.messages import (
     Progress,
     Ready,
 )
-from helexa.neuron.engine.loading.device import threads_per_rank
+from helexa.neuron.engine.loading.device import threads_of_rank
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -58,7 +58,7 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
         _send(connection, request)
         return receive(connection, MemoryGrant)
 
-    torch.set_num_threads(threads_per_rank(options))
+    torch.set_num_threads(threads_of_rank(options, rank=0))
     try:
         faults = Faults.from_environment(model, os.environ)
         runner = load(model, options, on_progress, ask)

@@ -20,8 +20,9 @@ from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
-from helexa.neuron.engine.loading.device import threads_per_rank
+from helexa.neuron.engine.loading.device import threads_of_rank
 from helexa.neuron.engine.loading.load import load_rank
+from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
@@ -109,7 +110,8 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
         connection.sendall(encode(message))
 
     options = message.options
-    torch.set_num_threads(threads_per_rank(options))
+    cpu_binding.bind(options, message.rank)
+    torch.set_num_threads(threads_of_rank(options, message.rank))
     try:
         faults = Faults.from_environment(Path(message.model), os.environ, message.rank)
         model, ops = load_rank(message, on_progress)

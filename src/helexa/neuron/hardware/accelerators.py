@@ -7,12 +7,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from helexa.core.fleet import Device, DeviceHealth
+from helexa.neuron.hardware.device_links import DeviceLink, links_between
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,24 @@ def device_health() -> list[DeviceHealth]:
         return []
     readings = (_reading(nvml, index, nvml_index) for index, nvml_index in enumerate(nvml_indexes))
     return [reading for reading in readings if reading is not None]
+
+
+def device_links() -> list[DeviceLink]:
+    """Return the connections between all pairs of visible devices that respond.
+
+    The call may block if the driver is busy.
+    """
+    nvml, _ = _nvml()
+    if nvml is None:
+        return []
+    handles: dict[int, Any] = {}
+    try:
+        for index, nvml_index in enumerate(_visible_indexes(nvml)):
+            with suppress(nvml.NVMLError):  # the driver has lost the device
+                handles[index] = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
+    except nvml.NVMLError as error:
+        log.warning("the accelerators could not be listed: %s", error)
+    return links_between(nvml, handles)
 
 
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:

@@ -25,7 +25,7 @@ from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.rank_check import check_ranks
+from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks
 from helexa.neuron.lifecycle.recovery import Restarts
 from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.processes import heap
@@ -108,7 +108,8 @@ class Registry:
 
         Raises:
             AlreadyLoadedError: the model is already loaded.
-            SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed. The message says why.
+            SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed. The
+                message says why.
         """
         self._refuse_while_draining()
         source = self._source(spec)
@@ -238,6 +239,7 @@ class Registry:
         quant = source.quant(spec.quant)
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
+        await asyncio.to_thread(check_heads, path, options.tensor_parallel)
         report("tokenizer", 0, 0)
         async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)

@@ -15,6 +15,7 @@ from helexa.core.errors import (
     DoesNotFitError,
     HelexaError,
     SourceError,
+    TensorParallelError,
     internal_error,
     shutting_down,
 )
@@ -139,7 +140,7 @@ class _Watch:
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the response body for a load that has failed with `error`."""
     match error:
-        case SourceError() | DoesNotFitError():
+        case SourceError() | DoesNotFitError() | TensorParallelError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
             return 422, {"error": reason}
         case CudaUnavailableError():

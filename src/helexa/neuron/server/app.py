@@ -22,6 +22,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.hardware.discovery import default_device, discover, overlooked
 from helexa.neuron.lifecycle.activation import Activation
+from helexa.neuron.lifecycle.rank_check import max_tensor_parallel
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.response_store import ResponseStore
@@ -49,7 +50,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     """Return the ASGI application of a node. It serves requests while the default models load in the background.
 
     The route functions find their shared objects in `app.state`: `registry`, `responses`, `usage`, `activation`,
-    `health`, `metrics`, `port` and `max_prompt_tokens`.
+    `health`, `metrics`, `port`, `max_prompt_tokens` and `max_tensor_parallel`.
 
     Args:
         config: the node's configuration.
@@ -103,6 +104,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     app.state.port = config.port
     bound = harness.context_limit.max_prompt_tokens
     app.state.max_prompt_tokens = bound or harness.context_length or MAX_PROMPT_TOKENS
+    app.state.max_tensor_parallel = partial(max_tensor_parallel, device, harness.tensor_parallel)
     return app
 
 

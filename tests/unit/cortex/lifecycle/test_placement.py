@@ -42,6 +42,15 @@ def node(name: str, *models: str, gpus: Sequence[int] = (24000,), free: Sequence
     )
 
 
+def with_ranks(node: Node, ranks: int, kinds: str = "") -> Node:
+    """Return the node with `max_tensor_parallel`, and with one letter per device as the device's name."""
+    assert node.discovery is not None
+    named = zip(node.discovery.devices, kinds, strict=True)
+    devices = [device.model_copy(update={"name": kind}) for device, kind in named]
+    update = {"max_tensor_parallel": ranks, "devices": devices}
+    return replace(node, discovery=node.discovery.model_copy(update=update))
+
+
 def catalogue(**sizes: int | dict[str, Any]) -> Catalogue:
     """Return a catalogue from model ids with their size in MB or their whole profile."""
     profiles = [{"id": name} | (spec if isinstance(spec, dict) else {"vram_mb": spec}) for name, spec in sizes.items()]
@@ -216,6 +225,45 @@ def test_node_without_accelerators_uses_system_memory() -> None:
     assert isinstance(place(snapshot_of(node("a", gpus=[]), known=known), "A"), Cold)
     decision = place(snapshot_of(node("a", "A", gpus=[]), known=known), "B")
     assert isinstance(decision, Cold) and decision.evict == ("A",) and decision.spec.devices is None
+
+
+def test_ranks_share_the_memory_of_a_node_without_accelerators() -> None:
+    known = catalogue(A=10000, wide={"vram_mb": 10000, "min_devices": 2})
+    sockets = with_ranks(node("a", "A", gpus=[]), 2)
+    snapshot = snapshot_of(sockets, known=known)
+    decision = place(snapshot, "wide")
+    assert isinstance(decision, Cold) and decision.evict == ("A",), "half of the model would fit"
+    assert (decision.spec.tensor_parallel, decision.spec.devices) == (2, None)
+    (candidate,) = explain(snapshot, "wide")["candidates"]
+    assert candidate["verdict"] == "needs 10000 MB, 6000 free, could evict A (never used)"
+
+
+def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
+    known = catalogue(wide={"min_devices": 2})
+    one, two = with_ranks(node("a", gpus=[]), 1), with_ranks(node("b", gpus=[]), 2)
+    snapshot = snapshot_of(one, two, known=known)
+    decision = place(snapshot, "wide")
+    assert isinstance(decision, Cold) and decision.node == "b"
+    verdict, _ = explain(snapshot, "wide")["candidates"]
+    reason = "needs 2 devices; the node can divide a model among 1"
+    assert verdict["verdict"] == f"cannot hold it: {reason}"
+    with pytest.raises(ApiError, match=f"no node can hold model 'wide': it {reason}"):
+        place(snapshot_of(one, known=known), "wide")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "free", "chosen"),
+    [
+        ("ABAA", [20000, 47000, 16000, 15000], [0, 2]),
+        ("AABB", [9000, 23000, 16000, 16000], [2, 3]),
+        ("AABB", [19000, 18000, 16000, 16000], [0, 1]),
+    ],
+)
+def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int], chosen: list[int]) -> None:
+    known = catalogue(wide={"vram_mb": 30000, "min_devices": 2})
+    devices = with_ranks(node("a", gpus=[48000] * 4, free=free), 2, kinds)
+    decision = place(snapshot_of(devices, known=known), "wide")
+    assert isinstance(decision, Cold) and decision.spec.devices == chosen
 
 
 def test_unknown_model_size_is_the_last_reported_one() -> None:
@@ -422,7 +470,7 @@ def test_explanation_has_a_verdict_per_node() -> None:
         "beast": "needs 6500 MB, 2300 free, could evict X (idle 300 s)",
         "down": "down",
         "shut": "cordoned",
-        "tiny": "cannot hold it: needs 1 device of 8000 MB",
+        "tiny": "cannot hold it: needs 1 device of 8000 MB; the node has none",
         "old": "needs 6500 MB, 1000 free, and its models cannot be evicted: S ranks higher",
     }
 

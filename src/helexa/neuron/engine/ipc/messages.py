@@ -35,7 +35,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             On a CPU, the GPU kernels run in Triton's interpreter, slowly.
         quant: format to which unquantized weights are quantized while they load, one of the names in
             `weights.quant_form`; empty for no quantization.
-        threads: CPU threads, 0 for one per physical core, which the ranks share evenly.
+        threads: CPU threads of each rank. 0 for one per physical core: of the rank's CPUs if the rank is bound to CPUs
+            (see `ranks.cpu_binding`), else of the machine, whose cores the ranks share evenly.
         max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
             beyond the budget.
         max_prefill_beside_decode: maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The
