@@ -91,7 +91,7 @@ def load_once(
     with _Build(model_path, options, RankGroup(0, ranks)) as build:
         request = build.request(ranks)
         grant = ask(request)
-        others = None if ranks == 1 else _start_ranks(build, request, grant)
+        others = None if ranks == 1 else RankProcesses(ranks)
         try:
             return _load_rank_0(build, request, grant, others, on_progress, ask)
         except BaseException:
@@ -171,23 +171,21 @@ class _Build:
             raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
 
 
-def _start_ranks(build: _Build, request: MemoryRequest, grant: MemoryGrant) -> RankProcesses:
-    """Start the processes of the other ranks, which begin to load their parts of the model."""
-    others = RankProcesses(build.options.tensor_parallel)
+def _load_other_ranks(build: _Build, others: RankProcesses, on_progress: Callable[[int, int], None]) -> None:
+    """Make the other ranks start to load their parts of the model. `RankProcesses.load` describes `on_progress`."""
     options = msgspec.structs.replace(build.options, quant=build.policy.quant)
-    others.load(
-        lambda rank: LoadRank(
+
+    def message(rank: int) -> LoadRank:
+        return LoadRank(
             model=str(build.path),
             options=options,
             kernels=build.ops.name,
             rank=rank,
-            request=request,
-            grant=grant,
             rendezvous=str(others.rendezvous / "store"),
             step_seconds=_EXCHANGE_SECONDS,
         )
-    )
-    return others
+
+    others.load(message, on_progress)
 
 
 def _load_rank_0(
@@ -206,16 +204,22 @@ def _load_rank_0(
         read[rank] = done
         on_progress(sum(read) // len(read), total)
 
-    model = build.model(lambda done, _: on_rank_progress(0, done))
+    def on_own_progress(done: int, _: int) -> None:
+        if others is not None:
+            others.check()
+        on_rank_progress(0, done)
+
+    if others is not None:
+        _load_other_ranks(build, others, on_rank_progress)
+    model = build.model(on_own_progress)
     step_bytes = ops.step_bytes
     if others is not None:
         own = RankLoaded(model.loader.matrix_bytes, step_bytes)
-        ranks = [own, *others.wait_until_loaded(on_rank_progress)]
+        ranks = [own, *others.wait_until_loaded()]
         for rank, loaded in enumerate(ranks):
             _log.info("rank %d of %d: %.2f MiB of weights", rank, len(ranks), loaded.matrix_bytes / 2**20)
         step_bytes = sum(loaded.step_bytes for loaded in ranks)
         ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
-        others.connected()
         on_progress(total, total)
     parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())
     if build.device.type == "cuda":
@@ -239,6 +243,8 @@ def _load_rank_0(
     )
     if model.recurrent:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", request.state / 2**20, grant.snapshots)
+    if others is not None:
+        others.allocate(request, grant)
     runner = Runner(model, ops, options, request, grant, others)
     if options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
