@@ -14,7 +14,7 @@ from pathlib import Path
 from helexa.bench.alerts import Review, Watch
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
-from helexa.bench.identity import Cell
+from helexa.bench.identity import Configuration
 from helexa.bench.measurement.clock import Clock, SystemClock
 from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.catalogue import sweep_scenarios
@@ -36,7 +36,7 @@ async def sweep_once(
     config: BenchConfig,
     store: Store,
     scenarios: list[Scenario] | None = None,
-    wanted: Callable[[Cell], int] | None = None,
+    wanted: Callable[[Configuration], int] | None = None,
     clock: Clock | None = None,
 ) -> SweepReport:
     """Measure all missing samples of all targets once.
@@ -45,7 +45,7 @@ async def sweep_once(
         config: the configuration.
         store: the database.
         scenarios: scenarios to measure, or None for the scenarios of the configuration.
-        wanted: function that returns how many valid samples a cell (benchmark configuration) needs, or None for the
+        wanted: function that returns how many valid samples a benchmark configuration needs, or None for the
             number in the configuration.
         clock: source of the current time, or None for the system clock.
 
@@ -54,7 +54,9 @@ async def sweep_once(
     """
     if not config.targets:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
-    sweep = Sweep(config, store, clock or SystemClock(), wanted or (lambda cell: config.bench.samples_per_version))
+    sweep = Sweep(
+        config, store, clock or SystemClock(), wanted or (lambda configuration: config.bench.samples_per_version)
+    )
     async with open_session() as session:
         connections = [connect(section, session) for section in config.targets]
         return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)

@@ -60,7 +60,7 @@ def comparison(compared: Sequence[Compared]) -> str:
     note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if has_too_few else ""
     differs = "; ".join(dict.fromkeys(text for row in compared for text in row.differs))
     note += f"\n\nA and B differ in more than the build: {differs}" if differs else ""
-    return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
+    return table(("configuration", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 
 def _summary(results: Sequence[summary.SummaryRow]) -> str:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from helexa.bench.alerts import Watch
 from helexa.bench.config import AlertsSection
-from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
+from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.rows import Sample
 from helexa.bench.store.store import Store, now_ms
@@ -34,8 +34,8 @@ class Bench:
         self.watch = Watch(self._config, store, archive, SAMPLES)
         self.calendar_ms = 0
 
-    def cell(self, build: int) -> Cell:
-        return Cell(
+    def configuration(self, build: int) -> Configuration:
+        return Configuration(
             Target("beast", "neuron", "http://beast"),
             Host("beast"),
             Build("helexa", f"build{build}"),
@@ -45,12 +45,12 @@ class Bench:
 
     def top_up(self, build: int, tpot: float) -> int:
         """Record the samples that the watch wants of a build; return how many samples the build then has."""
-        cell = self.cell(build)
-        wanted = self.watch.wanted(cell)
-        for _ in range(wanted - self._store.count(cell).good):
+        configuration = self.configuration(build)
+        wanted = self.watch.wanted(configuration)
+        for _ in range(wanted - self._store.count(configuration).good):
             value = tpot * self._rng.gauss(1, 0.01)
             sample = Sample(now_ms() + self.calendar_ms, 0.0, 1.0, None, True, columns={"tpot_s": value})
-            self._store.record(cell, sample)
+            self._store.record(configuration, sample)
         return wanted
 
     def restart(self) -> None:
@@ -104,7 +104,7 @@ def test_suspicion_is_dismissed_when_new_samples_are_normal(database):
     assert (review.suspected, review.regressed) == (0, [])
     (row,) = database[1].reader.alerts()
     assert row.state == "dismissed"
-    assert bench.watch.wanted(bench.cell(4)) == SAMPLES
+    assert bench.watch.wanted(bench.configuration(4)) == SAMPLES
 
 
 def test_suspicion_survives_restart(database):

@@ -73,11 +73,13 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
     scenario = swap_scenario(settings.scenarios)
     with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
         report = asyncio.run(
-            daemon.sweep_once(settings, store, [scenario], lambda cell: store.count(cell).good + samples)
+            daemon.sweep_once(
+                settings, store, [scenario], lambda configuration: store.count(configuration).good + samples
+            )
         )
     return _exit_code(report.measured, report.failed, report.skipped, len(report.unreachable))
 
 
 def _exit_code(measured: int, failed: int, skipped: int, unreachable: int) -> int:
-    print(f"{measured} measured, {failed} failed, {skipped} cells were complete, {unreachable} targets unreachable")
+    print(f"{measured} measured, {failed} failed, {skipped} configurations complete, {unreachable} targets unreachable")
     return 1 if failed or unreachable else 0

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from helexa.bench.results.names import Names, hardware_label
-from helexa.bench.store.rows import CellRow, HostRow
+from helexa.bench.store.rows import ConfigurationRow, HostRow
 
 
-class CellIds(NamedTuple):
-    """The row ids of a benchmark configuration (cell): target, host, build, model and scenario."""
+class ConfigurationIds(NamedTuple):
+    """The row ids of a benchmark configuration: target, host, build, model and scenario."""
 
     target_id: int
     host_id: int
@@ -17,9 +17,15 @@ class CellIds(NamedTuple):
     scenario_id: int
 
 
-def cell_ids(cell: CellRow) -> CellIds:
-    """Return the row ids of `cell`."""
-    return CellIds(cell.target_id, cell.host_id, cell.build_id, cell.model_id, cell.scenario_id)
+def configuration_ids(configuration: ConfigurationRow) -> ConfigurationIds:
+    """Return the row ids of `configuration`."""
+    return ConfigurationIds(
+        configuration.target_id,
+        configuration.host_id,
+        configuration.build_id,
+        configuration.model_id,
+        configuration.scenario_id,
+    )
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
@@ -33,8 +39,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
-def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
-    """Return texts that describe how two cells differ: target, hardware, model configuration, scenario parameters."""
+def differences(names: Names, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
+    """Return texts that describe how `a` and `b` differ: target, hardware, model configuration, scenario parameters."""
     texts: list[str] = []
     if a.target_id != b.target_id:
         texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")

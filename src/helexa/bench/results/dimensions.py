@@ -7,7 +7,7 @@ from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import scenario_order
 from helexa.bench.results.names import gpu_label
 from helexa.bench.results.series import HOT
-from helexa.bench.store.rows import CellRow
+from helexa.bench.store.rows import ConfigurationRow
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def dimensions(archive: Archive) -> dict[str, Any]:
 
 def _dimensions(archive: Archive) -> dict[str, Any]:
     names = archive.names
-    cells = archive.answer("latest", archive.reader.latest_cells)
+    configurations = archive.answer("latest", archive.reader.latest_configurations)
     order = sorted(names.scenarios, key=lambda id: scenario_order(names, id))
     return {
         "hosts": sorted({row.name for row in names.targets.values()}),
@@ -39,23 +39,30 @@ def _dimensions(archive: Archive) -> dict[str, Any]:
             }
             for row in sorted(names.builds.values(), key=lambda row: (row.first_seen_ms, row.id), reverse=True)
         ],
-        "host_gpus": {names.targets[cell.target_id].name: gpu_label(names.hosts[cell.host_id].gpus) for cell in cells},
-        "host_models": _host_models(archive, cells),
-        "model_gpus": _model_gpus(archive, cells),
+        "host_gpus": {
+            names.targets[configuration.target_id].name: gpu_label(names.hosts[configuration.host_id].gpus)
+            for configuration in configurations
+        },
+        "host_models": _host_models(archive, configurations),
+        "model_gpus": _model_gpus(archive, configurations),
     }
 
 
-def _host_models(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
+def _host_models(archive: Archive, configurations: list[ConfigurationRow]) -> dict[str, list[str]]:
     names = archive.names
     groups: dict[str, set[str]] = {}
-    for cell in cells:
-        groups.setdefault(names.targets[cell.target_id].name, set()).add(names.models[cell.model_id].name)
+    for configuration in configurations:
+        groups.setdefault(names.targets[configuration.target_id].name, set()).add(
+            names.models[configuration.model_id].name
+        )
     return {target: sorted(models) for target, models in sorted(groups.items())}
 
 
-def _model_gpus(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
+def _model_gpus(archive: Archive, configurations: list[ConfigurationRow]) -> dict[str, list[str]]:
     names = archive.names
     groups: dict[str, set[str]] = {}
-    for cell in cells:
-        groups.setdefault(names.models[cell.model_id].name, set()).add(gpu_label(names.hosts[cell.host_id].gpus))
+    for configuration in configurations:
+        groups.setdefault(names.models[configuration.model_id].name, set()).add(
+            gpu_label(names.hosts[configuration.host_id].gpus)
+        )
     return {model: sorted(label for label in labels if label) for model, labels in groups.items()}

@@ -12,7 +12,7 @@ from helexa.bench.analysis.verdict import MIN_EFFECT, Verdict, judge
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.differences import changes, hardware
-from helexa.bench.store.rows import CellRow
+from helexa.bench.store.rows import ConfigurationRow
 
 HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
@@ -146,8 +146,8 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     return sorted(builds.values(), key=lambda one: one.at_ms)
 
 
-def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `cell` and those of earlier builds on the same hardware and configuration.
+def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
+    """Return the samples of `configuration` and those of earlier builds on the same hardware and configuration.
 
     The samples of a build are in the order in which they were stored. This order is correct even if the calendar clock
     was changed meanwhile.
@@ -156,7 +156,13 @@ def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamp
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
         f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
         " AND started_ms <= ? ORDER BY id",
-        (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
+        (
+            configuration.target_id,
+            configuration.model_id,
+            configuration.scenario_id,
+            configuration.host_id,
+            configuration.last_ms,
+        ),
     )
     return samples_by_build([dict(row) for row in rows])
 
