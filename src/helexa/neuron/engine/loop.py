@@ -136,11 +136,11 @@ class Engine:
 
     def _add(self, sequence: Sequence, failure: Failure | None, outputs: list[TokenOutput]) -> None:
         if failure is None:
-            refusal = self._scheduler.add(sequence)
+            rejection = self._scheduler.add(sequence)
         else:
-            refusal = sequence.failure(failure.error, bad_grammar=failure.bad_grammar)
-        if refusal is not None:
-            outputs.append(refusal)
+            rejection = sequence.failure(failure.error, bad_grammar=failure.bad_grammar)
+        if rejection is not None:
+            outputs.append(rejection)
 
     def _report(self, outputs: list[TokenOutput]) -> None:
         scheduler = self._scheduler

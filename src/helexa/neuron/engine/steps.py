@@ -15,7 +15,7 @@ from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.engine.scheduling.overlap import as_after
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.token_masks import refused
+from helexa.neuron.engine.scheduling.token_masks import rejection_masks
 from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.ops.constants import NON_FINITE
 
@@ -42,7 +42,7 @@ class _Step:
         """Wait for the results of the step and return them. If the launch failed, raise its exception."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
-        return self.launched.read(partial(refused, self.plan))
+        return self.launched.read(partial(rejection_masks, self.plan))
 
 
 class Steps:

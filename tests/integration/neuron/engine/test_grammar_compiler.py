@@ -139,19 +139,19 @@ def test_matcher_at_a_limit_does_not_fail_later_matchers(
         new = sequence(number, states)
         grammars.begin(new)
         assert fetched(grammars, 1) == [(number, None)]
-        assert new.guide is not None
-        return new.guide
+        assert new.matcher is not None
+        return new.matcher
 
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         exhausted, draw = guide_of(0), random.Random(1)
         for _ in range(500):
             exhausted.advance(draw.choice(letters))
-            exhausted.refused((forbidden,), ())
+            exhausted.rejection_masks((forbidden,), ())
         assert "too many states" in exhausted.error
         later = guide_of(1)
         for letter in letters:
             later.advance(letter)
-            assert later.refused((forbidden,), ())
+            assert later.rejection_masks((forbidden,), ())
         assert later.error == ""
 
 

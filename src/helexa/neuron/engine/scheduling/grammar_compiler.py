@@ -84,7 +84,7 @@ class Grammars:
         """Return the sequences whose grammars were compiled since the last call, without waiting.
 
         Each sequence comes with None if compilation succeeded, and otherwise with the failure. After a success, the
-        attribute `guide` of the sequence is its grammar matcher.
+        attribute `matcher` of the sequence is its grammar matcher.
         """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
@@ -97,7 +97,7 @@ class Grammars:
             if isinstance(result, Failure):
                 ready.append((sequence, result))
             else:
-                sequence.guide = result
+                sequence.matcher = result
                 ready.append((sequence, None))
         return ready
 
