@@ -27,7 +27,7 @@ from helexa.neuron.text.model_text import ModelText
 
 STORY_TOKENS = 256
 COPIED = 0.9
-EDIT_BAR, FREE_BAR = 1.5, 0.98
+EDIT_THRESHOLD, FREE_THRESHOLD = 1.5, 0.98
 SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "an old clock", "the night market")
 
 
@@ -102,9 +102,9 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
     print_line(row="edit", copied=min(copied))
     if min(copied) < COPIED:
         raise SystemExit("the model does not repeat the file, so the figures are meaningless; use another model")
-    for name, bar in (("edit", EDIT_BAR), ("free", FREE_BAR), ("free, sampled", FREE_BAR)):
+    for name, threshold in (("edit", EDIT_THRESHOLD), ("free", FREE_THRESHOLD), ("free, sampled", FREE_THRESHOLD)):
         ratio = median(on / off for on, off in zip(rates[name]["on"], rates[name]["off"], strict=True))
-        print_verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
+        print_verdict(f"{name}, on / off", ratio, f">= {threshold}", ratio >= threshold)
 
 
 def main() -> None:

@@ -12,16 +12,16 @@ def print_line(**line: object) -> None:
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
-def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
+def print_verdict(row: str, value: float, threshold: str, holds: bool) -> None:
     """Print a line with a figure, its threshold, and whether the figure meets the threshold.
 
     Args:
         row: name of the figure.
         value: the figure.
-        bar: the threshold as text, for example `<= 1`.
+        threshold: text, for example `<= 1`.
         holds: whether the figure meets the threshold.
     """
-    print_line(verdict=row, value=value, bar=bar, holds=holds)
+    print_line(verdict=row, value=value, threshold=threshold, holds=holds)
 
 
 def run(work: Any) -> None:
