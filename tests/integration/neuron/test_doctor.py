@@ -16,7 +16,7 @@ from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.port import look_at_port
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}
 SECONDS = 300
@@ -130,7 +130,7 @@ def test_reachable_hub_is_fine(hub: FakeHub) -> None:
 
 def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.trouble("list", Trouble(status=401))
+    hub.inject("list", Fault(status=401))
     ((level, text),) = findings()["hub"]
     assert level == "note"
     assert text == f"huggingface: {hub.url} responds but rejects the token in $HF_TOKEN; create a new token"
