@@ -91,7 +91,7 @@ class Gateway:
             section.max_connections,
             section.max_connections_per_address,
             each=2,
-            others=_max_idle_upstream() + METRICS_CONNECTIONS.open,
+            other_descriptors=_max_idle_upstream() + METRICS_CONNECTIONS.open,
         )
 
     @property

@@ -52,7 +52,7 @@ class Image:
             error = str(target_error)
         ended = now()
         if error is None and not _is_png(answer):
-            error = "the answer is no PNG picture"
+            error = "the answer is no PNG image"
         record = RequestRecord(sent, sent, ended, "error" if error else "ok", error=error)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         return Outcome([record], error=error, columns={"e2e_s": ended - sent}, extra={"image_usage": usage})

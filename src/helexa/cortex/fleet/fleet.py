@@ -201,10 +201,10 @@ class Fleet:
             self._breakers.ok(pair, self._clock())
             self._changed()
 
-    def transport_fault(self, name: str, model: str) -> None:
+    def transport_failed(self, name: str, model: str) -> None:
         """Record a transport failure of a request for the model, such as a failed or reset connection."""
         if name in self._nodes:
-            if self._breakers.fault((name, model), self._clock()) == "open":
+            if self._breakers.failed((name, model), self._clock()) == "open":
                 log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
             self._changed()
 

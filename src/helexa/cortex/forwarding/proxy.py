@@ -150,7 +150,7 @@ class Proxy:
         is slow.
         """
         if not (silent and self._fleet.is_alive(node)):
-            self._fleet.transport_fault(node, model)
+            self._fleet.transport_failed(node, model)
 
     def _usage_id(self) -> str:
         """Return a new unguessable id, under which a node stores the token counts of one request.

@@ -23,7 +23,7 @@ from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.reservation import Claim, Closing, PendingClaim, Reservation
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.storage.retry import FIRST_RETRY_SECS, Retry
-from helexa.cortex.ledger.waiting import Waiting, finish, refuse
+from helexa.cortex.ledger.waiting import Waiting, finish, reject
 from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class Committer:
         finally:
             self.ending = self._ended = True
             self.waiting.finish()
-            self.waiting.refuse()
+            self.waiting.reject()
             self.waiting.resolve()
             if self._wal is not None:
                 self._wal.close()
@@ -228,8 +228,8 @@ class Committer:
             if uncovered:
                 await self._write(await self._extend_leases(uncovered, now), [], now)
         except Exception:
-            refuse(request for request, _, _ in opened)
-            refuse(request for requests in uncovered.values() for request in requests)
+            reject(request for request, _, _ in opened)
+            reject(request for requests in uncovered.values() for request in requests)
             # `_amend` settles these closings after this gateway has registered again; it skips rows that are closed.
             waiting.closed += [*closed, *closings]
             raise
@@ -287,7 +287,7 @@ class Committer:
                 self._heartbeat_due = True  # the next batch finds the cause
             else:
                 log.exception("unexpected error while extending leases")
-            refuse(request for requests in uncovered.values() for request in requests)
+            reject(request for requests in uncovered.values() for request in requests)
             return []
         opened: list[Opened] = []
         for grant in grants:
@@ -298,7 +298,7 @@ class Committer:
                 if admission is not None:
                     opened.append((request, *admission))
                 else:
-                    request.refuse(over_budget(claim.principal, claim.tokens, grant.available, grant.ends_at, now))
+                    request.reject(over_budget(claim.principal, claim.tokens, grant.available, grant.ends_at, now))
         return opened
 
     async def _write(
@@ -315,7 +315,7 @@ class Committer:
                 request.grant(reservation)
         else:
             log.warning("this gateway registers again in the ledger; its open reservations will be closed one by one")
-            refuse(request for request, _, _ in opened)
+            reject(request for request, _, _ in opened)
             await self._retry_until_done(self._rejoin, closings=closings)
             for closing in closings:
                 await self._amend(closing, closings)
@@ -364,8 +364,8 @@ class Committer:
         """
 
         def failed(away_secs: float) -> None:
-            refuse(reservations)
-            self.waiting.refuse()
+            reject(reservations)
+            self.waiting.reject()
             self.waiting.resolve()
             if away_secs > _SETTLE_TIMEOUT_SECS:
                 finish(closings)

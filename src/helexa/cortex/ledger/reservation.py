@@ -41,7 +41,7 @@ class PendingClaim(msgspec.Struct, eq=False):
         else:
             reservation.abandon()
 
-    def refuse(self, error: ApiError) -> None:
+    def reject(self, error: ApiError) -> None:
         """Set `error` as the future's exception. If the caller was cancelled, do nothing."""
         if self.waiting:
             self.future.set_exception(error)

@@ -43,9 +43,9 @@ class Waiting:
                 flush.set_result(None)
         self.flushes = [flush for flush in self.flushes if not flush.done()]
 
-    def refuse(self) -> None:
+    def reject(self) -> None:
         """Reject and remove all waiting reservations because the database does not answer."""
-        refuse(self.reservations)
+        reject(self.reservations)
         self.reservations.clear()
 
     def finish(self) -> None:
@@ -58,10 +58,10 @@ def unavailable() -> ApiError:
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 
-def refuse(reservations: Iterable[PendingClaim]) -> None:
+def reject(reservations: Iterable[PendingClaim]) -> None:
     """Reject reservations because the database does not answer."""
     for request in reservations:
-        request.refuse(unavailable())
+        request.reject(unavailable())
 
 
 def finish(closings: Iterable[Closing]) -> None:

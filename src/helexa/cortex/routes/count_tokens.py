@@ -20,7 +20,7 @@ from helexa.cortex.requests.request import read_body
 from helexa.cortex.routing.router import RETRY_OPEN, route
 from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import refuse_encoded, request_id
+from helexa.http.connections.request_head import reject_encoded, request_id
 
 TIMEOUT_SECS = 5.0
 
@@ -41,7 +41,7 @@ async def _count(request: Request) -> bytes:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
-    refuse_encoded(headers)
+    reject_encoded(headers)
     with gateway.limits.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
         return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))

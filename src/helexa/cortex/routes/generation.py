@@ -18,7 +18,7 @@ from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.request import ClientRequest, read_body
 from helexa.cortex.serving.service import serve
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
-from helexa.http.connections.request_head import Headers, refuse_encoded, request_id
+from helexa.http.connections.request_head import Headers, reject_encoded, request_id
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")
@@ -38,7 +38,7 @@ class Generation:
         failure: ApiError | None = None
         try:
             record.principal = gateway.gatekeeper.admit(headers)
-            refuse_encoded(headers)
+            reject_encoded(headers)
             with gateway.limits.enter(record.principal) as admission:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()

@@ -17,7 +17,7 @@ from helexa.cortex.gateway import Gateway
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.routes.access import Endpoint, admin
 from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import refuse_encoded
+from helexa.http.connections.request_head import reject_encoded
 from helexa.http.json_response import JsonResponse
 
 _MAX_BODY_BYTES = 256 << 10
@@ -99,7 +99,7 @@ async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[s
 
 
 async def _body(request: Request) -> bytes:
-    refuse_encoded(request.scope["headers"])
+    reject_encoded(request.scope["headers"])
     try:
         return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
     except ClientGone:

@@ -29,7 +29,7 @@ from helexa.cortex.requests.rewrite import rewrite
 from helexa.cortex.routing.router import Warm, route
 from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import Headers, refuse_encoded
+from helexa.http.connections.request_head import Headers, reject_encoded
 
 TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
@@ -48,7 +48,7 @@ async def ask_tokenizer(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
-    refuse_encoded(headers)
+    reject_encoded(headers)
     with gateway.limits.enter(principal):
         try:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)

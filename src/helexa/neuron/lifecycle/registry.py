@@ -110,7 +110,7 @@ class Registry:
             AlreadyLoadedError: the model is already loaded.
             SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed. The message says why.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         source = self._source(spec)
         options = self._options(spec)
         _check_tool_parser(spec.tool_parser)
@@ -166,7 +166,7 @@ class Registry:
             ApiError: code `model_not_found`: the node has no such model. Status 503: the model is loading, recovering,
                 quarantined or being unloaded, or the node is shutting down.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         model_id = bare_id(model_id)
         resident = self._residents.get(model_id)
         if resident is None:
@@ -288,7 +288,7 @@ class Registry:
         """
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
-        self._refuse_while_draining()
+        self._reject_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Return the result of the task `work`, which loads or unloads `model_id`.
@@ -327,7 +327,7 @@ class Registry:
         check_ranks(options, devices)
         return options
 
-    def _refuse_while_draining(self) -> None:
+    def _reject_while_draining(self) -> None:
         if self._draining:
             raise shutting_down()
 

@@ -55,7 +55,7 @@ def choose(
         kernels: implementation to use; `auto` selects the fastest one that works.
     """
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        reason = _refusal_of_triton(device)
+        reason = _why_triton_is_unusable(device)
         if reason is None:
             os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
             from helexa.neuron.ops.gpu.gpu import GpuOps
@@ -84,7 +84,7 @@ def choose(
     return Choice(ReferenceOps(device, dtype or torch.float32), reason)
 
 
-def _refusal_of_triton(device: torch.device) -> str | None:
+def _why_triton_is_unusable(device: torch.device) -> str | None:
     if device.type == "cuda" and (missing := triton_missing()) is not None:
         return missing
     if importlib.util.find_spec("triton") is None:

@@ -104,14 +104,14 @@ def test_half_precision_and_non_finite_rows_match_torch() -> None:
     spans = ((2, 0, 1, 0), (3, 0, 1, 0), (0, 0, 3, 0), (1, 0, 33, 0))
     actual, expected = both.step(*spans, inputs=inputs)
     near((actual.float(), expected.float()), 1e-2)
-    sound = [state.clone() for state in both.caches[0].state]
+    initial_states = [state.clone() for state in both.caches[0].state]
     for part in inputs:
         part[[1, 3]] = torch.nan
     hurt, _ = both.step(*spans, inputs=inputs)
     assert hurt[[1, 3]].isnan().all()
     for rows in (slice(0, 1), slice(5, 38)):
         assert torch.equal(hurt[rows], actual[rows])
-    assert torch.equal(both.caches[0].state[1], sound[1])
+    assert torch.equal(both.caches[0].state[1], initial_states[1])
 
 
 def test_card_without_float32_tensor_cores_computes_row_by_row() -> None:
