@@ -21,7 +21,7 @@ from support.local_model import local_path
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.routes.projectors.chat_projector import ChatProjector
 from helexa.neuron.routes.projectors.projector import Projector
@@ -64,7 +64,7 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str,
         api_format: API format of the response.
         alternatives: number of log-probabilities per token, or None for none.
     """
-    text.output_format.family = FAMILIES.get(kind)
+    text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if api_format == "chat" else ResponseProjector("m", REQUEST)
     likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]

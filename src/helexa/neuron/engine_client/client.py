@@ -332,7 +332,7 @@ class EngineClient:
         while self._child.alive and not self._closing:
             await self._child.wait(seconds / _CHECKS)
             if detector.check(self.reports + self._child.progress, works()):
-                self._child.verdict = f"the engine made no progress for {seconds:g} s and was killed"
+                self._child.kill_reason = f"the engine made no progress for {seconds:g} s and was killed"
                 log.error("engine %d hangs; its stack traces follow", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)

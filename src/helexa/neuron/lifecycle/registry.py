@@ -27,7 +27,7 @@ from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.rank_check import check_ranks
 from helexa.neuron.lifecycle.recovery import Restarts
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.processes import heap
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
@@ -346,7 +346,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
-        text.output_format.family = FAMILIES.get(spec.tool_parser)
+        text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
     return text
 
 
@@ -384,6 +384,6 @@ def bare_id(text: str) -> str:
 
 
 def _check_tool_parser(name: str | None) -> None:
-    if name is not None and name != _NO_PARSER and name not in FAMILIES:
-        known = ", ".join([*FAMILIES, _NO_PARSER])
+    if name is not None and name != _NO_PARSER and name not in TOOL_CALL_FORMATS:
+        known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
         raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

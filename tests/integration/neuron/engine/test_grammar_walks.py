@@ -11,7 +11,7 @@ from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, Mask
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.random_walks import byte_level
 from nightly import cases
@@ -111,21 +111,21 @@ def test_matcher_equals_a_fresh_matcher_after_any_drafts(model: str, request: py
     known = ModelText.open(path).tokenizer
     tokenizer = read_vocabulary(path, known.vocab_size)
     ended = 0
-    for family in FAMILIES:
+    for format_name in TOOL_CALL_FORMATS:
         grammars = [
-            for_tools(family, TOOLS, "required", parallel, token_id=known.token_id) for parallel in (True, False)
+            for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id) for parallel in (True, False)
         ]
         for seed in range(WALKS):
             walk = Walk(tokenizer, grammars[seed % 2], seed)
             walk.run()
             ended += walk.matcher.ended
-    assert ended > len(FAMILIES) * WALKS / 3
+    assert ended > len(TOOL_CALL_FORMATS) * WALKS / 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_matcher_with_marker_tokens_equals_a_fresh_matcher(family: str) -> None:
-    known = byte_level(sorted(FAMILIES[family].markers))
+@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
+def test_matcher_with_marker_tokens_equals_a_fresh_matcher(format_name: str) -> None:
+    known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
     for parallel in (True, False):
-        grammar = for_tools(family, TOOLS, "required", parallel, token_id=known.token_id)
+        grammar = for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id)
         for seed in range(10 * WALKS):
             Walk(known.tokenizer, grammar, seed).run()
