@@ -37,7 +37,7 @@ class HelexaPolicy:
             world.catalogue,
             world.now,
             settings=self._eviction,
-            reserved=world.book.reserved(),
+            reserved=world.memory.reserved(),
             load_secs=world.history.load_secs,
         )
 
@@ -66,7 +66,7 @@ class LruFifo:
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> Cold | None:
-        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.memory.reserved())
         profile = world.catalogue.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])

@@ -18,7 +18,7 @@ from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.memory import Change, MemoryBook, additional_mb
+from helexa.cortex.lifecycle.memory_estimator import MemoryChange, MemoryEstimator, additional_mb
 from helexa.cortex.lifecycle.placement import Cold
 from support.fleet_traffic import Conversation, Turn
 
@@ -109,7 +109,7 @@ class World:
         self.now = 0.0
         self.catalogue = catalogue
         self.history = History()
-        self.book = MemoryBook()
+        self.memory = MemoryEstimator()
         self.queues: dict[str, Queue] = {}
         self.outcome = Outcome()
         self.fleet = Fleet(
@@ -148,15 +148,17 @@ class World:
         fleet_changes.enter_context(self.fleet.load(cold.node, cold.model))
         for model in cold.evict:
             fleet_changes.enter_context(self.fleet.drain(cold.node, model))
-        change = Change(additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
-        self.book.begin(self.fleet.node(cold.node), change)
-        fleet_changes.callback(self.book.cancel, cold.node, change)
+        change = MemoryChange(
+            additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict])
+        )
+        self.memory.begin(self.fleet.node(cold.node), change)
+        fleet_changes.callback(self.memory.cancel, cold.node, change)
         self._drain(cold, fleet_changes, change)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
-    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: Change) -> None:
+    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: MemoryChange) -> None:
         if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
             self._at(self.now + TICK_SECS, lambda: self._drain(cold, fleet_changes, change))
             return

@@ -11,7 +11,7 @@ from helexa.core.catalogue import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
-from helexa.cortex.lifecycle.memory import totals
+from helexa.cortex.lifecycle.memory_estimator import totals
 
 LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted

@@ -19,7 +19,7 @@ from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
-from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
+from helexa.cortex.lifecycle.memory_estimator import Megabytes, MemoryEstimator
 from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
 from helexa.cortex.lifecycle.placement import Cold, Hold
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
@@ -61,9 +61,9 @@ class Lifecycle:
         self._clock = clock
         self._began = clock()
         self._history = History()
-        self._book = MemoryBook()
-        drains = Drains(fleet, client, self._book, clock, evicted)
-        self._dependencies = LoadDependencies(fleet, client, self._book, drains, clock)
+        self._memory = MemoryEstimator()
+        drains = Drains(fleet, client, self._memory, clock, evicted)
+        self._dependencies = LoadDependencies(fleet, client, self._memory, drains, clock)
         self._pending: dict[str, PendingLoad] = {}
         self._jobs: dict[str, asyncio.Task[Warm]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
@@ -120,7 +120,7 @@ class Lifecycle:
         """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
-            self._book.update(node)
+            self._memory.update(node)
         self._history.look(fleet_view)
         return FleetSnapshot(
             fleet_view,
@@ -128,8 +128,8 @@ class Lifecycle:
             self._clock(),
             self._began,
             self._eviction,
-            self._book.expected_free(),
-            self._book.reserved(),
+            self._memory.expected_free(),
+            self._memory.reserved(),
             self._history.load_secs,
             self._history.failures,
             self._history.devices,

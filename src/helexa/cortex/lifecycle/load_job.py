@@ -12,7 +12,14 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains
-from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, additional_mb, reading
+from helexa.cortex.lifecycle.memory_estimator import (
+    HOST,
+    Megabytes,
+    MemoryChange,
+    MemoryEstimator,
+    additional_mb,
+    reading,
+)
 from helexa.cortex.lifecycle.placement import Cold
 from helexa.cortex.routing.router import Warm
 
@@ -44,7 +51,7 @@ class LoadDependencies:
 
     fleet: Fleet
     client: NodeClient
-    book: MemoryBook
+    memory: MemoryEstimator
     drains: Drains
     clock: Callable[[], float]
 
@@ -94,11 +101,11 @@ class LoadJob:
         ]
         devices = cold.spec.devices or [HOST]
         self._required_mb = {device: size_mb // len(devices) for device in devices}
-        self._change = Change({})
+        self._change = MemoryChange({})
         self._reserve()
         # If the load is already running, the node's readings include its memory.
         if not cold.joined or reading(node) is None:
-            dependencies.book.begin(node, self._change)
+            dependencies.memory.begin(node, self._change)
             self._resources.callback(self._cancel_reservation)
 
     @property
@@ -202,7 +209,7 @@ class LoadJob:
 
     def _cancel_reservation(self) -> None:
         if self._change.ended_at is None:
-            self._dependencies.book.cancel(self.cold.node, self._change)
+            self._dependencies.memory.cancel(self.cold.node, self._change)
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:

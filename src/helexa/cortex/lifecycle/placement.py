@@ -13,7 +13,7 @@ from helexa.core.fleet import Discovery, ModelSpec
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
-from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.memory_estimator import HOST
 
 RECOVERING = ("recovering", "poisoned")
 

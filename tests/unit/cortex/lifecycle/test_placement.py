@@ -18,7 +18,7 @@ from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
-from helexa.cortex.lifecycle.memory import READING_LAG_SECS, Change, MemoryBook, additional_mb
+from helexa.cortex.lifecycle.memory_estimator import READING_LAG_SECS, MemoryChange, MemoryEstimator, additional_mb
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
 from helexa.cortex.lifecycle.swap_queue import decide
 
@@ -281,32 +281,32 @@ def _readings(*free: int) -> dict[str, Any]:
 
 
 def test_reservation_ends_with_a_later_memory_reading() -> None:
-    book, host = MemoryBook(), node("a", free=[20000])
+    memory, host = MemoryEstimator(), node("a", free=[20000])
 
     def reads(free: int, at: float) -> int:
-        book.update(replace(host, health=Health.model_validate(_readings(free)), read_at=at))
-        return book.expected_free().get("a", {}).get(0, -1)
+        memory.update(replace(host, health=Health.model_validate(_readings(free)), read_at=at))
+        return memory.expected_free().get("a", {}).get(0, -1)
 
-    load = Change({0: 8000})
-    book.begin(host, load)
+    load = MemoryChange({0: 8000})
+    memory.begin(host, load)
     assert reads(20000, 1.0) == 12000
     assert reads(15000, 2.0) == 12000  # memory in use by the load is not counted twice
     assert reads(9000, 3.0) == 9000  # another process allocates memory too
     load.ended_at = 4.0
     assert reads(12000, 4.0 + READING_LAG_SECS / 2) == 12000
     assert reads(12000, 4.0 + READING_LAG_SECS) == -1
-    failed = Change({0: 8000})
-    book.begin(host, failed)
-    book.cancel("a", failed)
-    assert book.expected_free() == {}
+    failed = MemoryChange({0: 8000})
+    memory.begin(host, failed)
+    memory.cancel("a", failed)
+    assert memory.expected_free() == {}
 
 
 def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
     assert additional_mb({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
     assert additional_mb({0: 8000}, [{0: 20000}]) == {0: 0}
-    book, host = MemoryBook(), node("a", free=[1000])
-    book.begin(host, Change(additional_mb({0: 8000}, [{0: 20000}])))
-    assert book.expected_free() == {"a": {0: 1000}}
+    memory, host = MemoryEstimator(), node("a", free=[1000])
+    memory.begin(host, MemoryChange(additional_mb({0: 8000}, [{0: 20000}])))
+    assert memory.expected_free() == {"a": {0: 1000}}
 
 
 @dataclass(frozen=True)
