@@ -7,7 +7,12 @@ from functools import partial
 
 import torch
 
-from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, release_frames
+from helexa.neuron.engine.execution.device_errors import (
+    OutOfMemoryCounter,
+    is_device_fault,
+    is_out_of_memory,
+    release_frames,
+)
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.execution.step_in_flight import StepInFlight
@@ -59,7 +64,7 @@ class Steps:
         self._scheduler = scheduler
         self._overlap = overlap
         self._ahead: _Step | None = None
-        self._strikes = Strikes()
+        self._strikes = OutOfMemoryCounter()
         self._read = 0.0  # time at which the results of the last step were read
 
     @property

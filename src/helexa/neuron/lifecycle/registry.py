@@ -19,14 +19,14 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.rank_check import check_ranks
-from helexa.neuron.lifecycle.recovery import Restarts
+from helexa.neuron.lifecycle.recovery import RestartLimiter
 from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.processes import heap
 from helexa.neuron.sources.fetch import ProgressReport
@@ -80,7 +80,7 @@ class Registry:
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
-        self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
         """Records how much memory each engine was granted, and how much is free."""
         self._recovery = config.recovery
         self._sources = sources
@@ -273,7 +273,7 @@ class Registry:
             spec,
             text,
             launch,
-            Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs),
+            RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
             grammars=self._grammars,
             clock=self._clock,

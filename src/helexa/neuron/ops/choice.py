@@ -14,7 +14,7 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The selected kernels, and an explanation for the user.
 
     Attributes:
@@ -42,7 +42,7 @@ def choose(
     x_bits: int | None = None,
     half: bool = True,
     kernels: Kernels = "auto",
-) -> Choice:
+) -> KernelChoice:
     """Return the fastest kernels that support this device, activation dtype and model.
 
     Args:
@@ -60,14 +60,14 @@ def choose(
             os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
             from helexa.neuron.ops.gpu.gpu import GpuOps
 
-            return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
+            return KernelChoice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
     if kernels == "torch":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was requested")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was requested")
     if device.type != "cpu":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
-        return Choice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
+        return KernelChoice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
     from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
     from helexa.neuron.ops.native.native import NativeOps
     from helexa.neuron.ops.torch_cpu import CpuOps
@@ -76,12 +76,14 @@ def choose(
         library, reason = native_kernels(), NativeOps.unsupported_shape(config)
         if reason is None:
             x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
-            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine")
+            return KernelChoice(
+                NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine"
+            )
     except Unavailable as error:
         reason = str(error)
     if CpuOps.available():
-        return Choice(CpuOps(device, torch.bfloat16), reason)
-    return Choice(ReferenceOps(device, dtype or torch.float32), reason)
+        return KernelChoice(CpuOps(device, torch.bfloat16), reason)
+    return KernelChoice(ReferenceOps(device, dtype or torch.float32), reason)
 
 
 def _why_triton_is_unusable(device: torch.device) -> str | None:

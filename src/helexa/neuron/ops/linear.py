@@ -51,7 +51,7 @@ class GatedLinear:
         return self._product(self._gate(x))
 
 
-class SideBySide:
+class ConcatenatedLinear:
     """Several linear operators on the same input. Their outputs are concatenated."""
 
     def __init__(self, products: Sequence[LinearOp], bias: Tensor | None) -> None:

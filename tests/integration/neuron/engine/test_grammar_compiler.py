@@ -20,7 +20,7 @@ from scheduler_runs import GREEDY
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
+from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar.limits import PARSER_LIMITS
@@ -119,9 +119,9 @@ def sequence(number: int, grammar: str) -> Sequence:
     return Sequence(Generate(id=number, prompt=[1], max_tokens=9, sampling=GREEDY, grammar=grammar))
 
 
-def fetched(grammars: Grammars, count: int) -> list[tuple[int, Failure | None]]:
+def fetched(grammars: Grammars, count: int) -> list[tuple[int, GrammarFailure | None]]:
     """Return ids and failures of the next `count` compiled sequences, in order of completion."""
-    compiled: list[tuple[int, Failure | None]] = []
+    compiled: list[tuple[int, GrammarFailure | None]] = []
     while len(compiled) < count:
         assert select.select([grammars], [], [], 60)[0]
         compiled += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
