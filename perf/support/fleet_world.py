@@ -19,7 +19,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.memory_estimator import MemoryChange, MemoryEstimator, additional_mb
-from helexa.cortex.lifecycle.placement import Cold
+from helexa.cortex.lifecycle.placement import ColdPlacement
 from support.fleet_traffic import Conversation, Turn
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
@@ -136,7 +136,7 @@ class World:
         self.outcome.secs = self.now
         return self.outcome
 
-    def start(self, queue: Queue, cold: Cold) -> None:
+    def start(self, queue: Queue, cold: ColdPlacement) -> None:
         """Start to load a model: wait for requests of the models to evict, then unload these models, then load.
 
         Args:
@@ -158,7 +158,7 @@ class World:
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
-    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: MemoryChange) -> None:
+    def _drain(self, cold: ColdPlacement, fleet_changes: ExitStack, change: MemoryChange) -> None:
         if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
             self._at(self.now + TICK_SECS, lambda: self._drain(cold, fleet_changes, change))
             return
@@ -172,7 +172,7 @@ class World:
         secs = LOAD_OVERHEAD_SECS + size / LOAD_MB_PER_SEC
         self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, fleet_changes, secs))
 
-    def _loaded(self, cold: Cold, fleet_changes: ExitStack, secs: float) -> None:
+    def _loaded(self, cold: ColdPlacement, fleet_changes: ExitStack, secs: float) -> None:
         self._instances[cold.node, cold.model] = Instance(self._size(cold.model))
         self.fleet.loaded(cold.node, ModelInfo(id=cold.model), "http://x")
         fleet_changes.close()

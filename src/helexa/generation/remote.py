@@ -11,7 +11,7 @@ from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.errors import NotReached, Silent, UpstreamError
+from helexa.cortex.upstream.errors import ConnectError, ReadTimeoutError, UpstreamError
 from helexa.generation import environment
 from helexa.generation.completion import Delta, FinishReason, Usage
 from helexa.generation.errors import (
@@ -188,12 +188,12 @@ class Remote:
 
     def _connection_error(self, error: Exception) -> UnreachableError:
         match error:
-            case NotReached():
+            case ConnectError():
                 # A server that answered earlier may be restarting.
                 return UnreachableError(
                     f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
                 )
-            case Silent():
+            case ReadTimeoutError():
                 return UnreachableError(f"{self.url} stopped answering", retryable=True)
         return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)
 

@@ -244,9 +244,9 @@ class Fleet:
             self._breakers.ended(pair, now)
             self._changed()
 
-    def request(self, name: str, model: str) -> "Flight":
+    def request(self, name: str, model: str) -> "RunningRequest":
         """Return a context manager during which one request for the model counts as running on the node."""
-        return Flight(self, (name, model))
+        return RunningRequest(self, (name, model))
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
@@ -312,7 +312,7 @@ class Fleet:
         }
 
 
-class Flight:
+class RunningRequest:
     """Context manager during which one request counts as running on its node.
 
     This is a class because a generator-based context manager is slower, and every request uses it.

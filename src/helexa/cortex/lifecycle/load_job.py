@@ -20,8 +20,8 @@ from helexa.cortex.lifecycle.memory_estimator import (
     additional_mb,
     reading,
 )
-from helexa.cortex.lifecycle.placement import Cold
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.lifecycle.placement import ColdPlacement
+from helexa.cortex.routing.router import WarmRoute
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class LoadJob:
 
     def __init__(
         self,
-        cold: Cold,
+        cold: ColdPlacement,
         size_mb: int,
         victims: dict[str, Megabytes],
         dependencies: LoadDependencies,
@@ -113,7 +113,7 @@ class LoadJob:
         """The (node name, model id) pair of the load."""
         return self.cold.node, self.cold.model
 
-    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
+    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> WarmRoute:
         """Evict models if necessary, load the model, and return the node and URL that serve the model.
 
         Args:
@@ -140,7 +140,7 @@ class LoadJob:
         info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
         self._dependencies.fleet.loaded(name, info, url)
         self._change.ended_at = self._dependencies.clock()
-        return Warm(model, name, url, f"node={name}; why=loaded"[:100])
+        return WarmRoute(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
         """End the memory reservation, and allow requests for models that were not evicted. May be called twice."""

@@ -40,9 +40,9 @@ async def count_message_tokens(request: Request) -> Response:
 async def _count(request: Request) -> bytes:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
-    principal = gateway.gatekeeper.admit(headers)
+    principal = gateway.authenticator.admit(headers)
     reject_encoded(headers)
-    with gateway.limits.enter(principal):
+    with gateway.rate_limiter.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
         return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))
 

@@ -37,14 +37,14 @@ class Generation:
         response.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
-            record.principal = gateway.gatekeeper.admit(headers)
+            record.principal = gateway.authenticator.admit(headers)
             reject_encoded(headers)
-            with gateway.limits.enter(record.principal) as admission:
+            with gateway.rate_limiter.enter(record.principal) as permit:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()
                 with scope["extensions"][HangUp.NAME]:
                     request = await self.parse(gateway.body_workers, record.api, headers, body, response)
-                    await serve(gateway, request, response, record, admission)
+                    await serve(gateway, request, response, record, permit)
         except ClientGone:
             record.client_gone = True
         except ApiError as error:

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from helexa.core.errors import ApiError, service_unavailable
-from helexa.cortex.ledger.reservation import Closing, PendingClaim
+from helexa.cortex.ledger.reservation import Closing, PendingReservation
 
 
-class Waiting:
+class CommitQueue:
     """Queues of reservations, settlements and `flush` calls that wait for the ledger's next batch.
 
     A batch is one transaction that writes the gathered changes to the database.
@@ -22,7 +22,7 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self.reservations: deque[PendingClaim] = deque()
+        self.reservations: deque[PendingReservation] = deque()
         self.closings: list[Closing] = []
         self.closed: list[Closing] = []
         self.flushes: list[asyncio.Future[None]] = []
@@ -58,7 +58,7 @@ def unavailable() -> ApiError:
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 
-def reject(reservations: Iterable[PendingClaim]) -> None:
+def reject(reservations: Iterable[PendingReservation]) -> None:
     """Reject reservations because the database does not answer."""
     for request in reservations:
         request.reject(unavailable())
