@@ -43,7 +43,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http import loop
-from helexa.http.connections.client_disconnect import HangUp
+from helexa.http.connections.client_disconnect import DisconnectGuard
 from helexa.http.listener import Listener, bind, collect_seldom
 
 EVENTS = 64
@@ -145,8 +145,8 @@ class Served:
             await send({"type": "lifespan.shutdown.complete"})
             return
         extensions = scope.setdefault("extensions", {})
-        if HangUp.NAME not in extensions:  # without this extension the application does not detect disconnects
-            extensions[HangUp.NAME] = HangUp()
+        if DisconnectGuard.NAME not in extensions:  # without this extension the application does not detect disconnects
+            extensions[DisconnectGuard.NAME] = DisconnectGuard()
         await self._app(scope, receive, send)
 
     async def _begin(self) -> ASGIApp:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.cortex.upstream.client import Upstream
-from helexa.http.connections.call import Call
+from helexa.http.connections.request_cycle import RequestCycle
 from helexa.http.listener import Listener, bind
 from helexa.neuron.server import interim
 from helexa.neuron.server.interim import Interim
@@ -34,16 +34,16 @@ class Slow:
         self._enough = asyncio.Event()
         if at_once:
             self._enough.set()
-        send_interim = Call.send_interim
+        send_interim = RequestCycle.send_interim
 
-        def counting(call: Call) -> bool:
+        def counting(call: RequestCycle) -> bool:
             goes_on = send_interim(call)
             self.sent += goes_on
             if self.sent >= 3:
                 self._enough.set()
             return goes_on
 
-        monkeypatch.setattr(Call, "send_interim", counting)
+        monkeypatch.setattr(RequestCycle, "send_interim", counting)
         monkeypatch.setattr(interim, "MAX_SECS", 0.02)
 
     async def answer(self, request: Request) -> Response:

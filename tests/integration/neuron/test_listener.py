@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw_http import CHUNKED, GET, chunked, post, read_response
-from helexa.http.connections import call, connection
+from helexa.http.connections import connection, request_cycle
 from helexa.http.listener import Listener, bind
 from helexa.neuron.config import read_config
 from helexa.neuron.server.app import NodeConnection, create_app
@@ -67,7 +67,7 @@ async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_stalled_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_SECS", 0.05)
+    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post(JSON)[:-5])
         assert await read_error(reader) == (408, "request_timeout")

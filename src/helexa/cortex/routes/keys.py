@@ -16,7 +16,7 @@ from helexa.cortex.access.key_terms import KeyChange, NewKey, key_json, reject_s
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.routes.access import Endpoint, admin
-from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.client_disconnect import ClientDisconnected
 from helexa.http.connections.request_head import reject_encoded
 from helexa.http.json_response import JsonResponse
 
@@ -102,5 +102,5 @@ async def _body(request: Request) -> bytes:
     reject_encoded(request.scope["headers"])
     try:
         return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
-    except ClientGone:
+    except ClientDisconnected:
         raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None

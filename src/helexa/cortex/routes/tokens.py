@@ -28,7 +28,7 @@ from helexa.cortex.requests.request import read_body
 from helexa.cortex.requests.rewrite import rewrite
 from helexa.cortex.routing.router import WarmRoute, route
 from helexa.cortex.serving.service import is_known
-from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.client_disconnect import ClientDisconnected
 from helexa.http.connections.request_head import Headers, reject_encoded
 
 TIMEOUT_SECS = 30.0
@@ -52,7 +52,7 @@ async def ask_tokenizer(request: Request) -> Response:
     with gateway.rate_limiter.enter(principal):
         try:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        except ClientGone:
+        except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, fields.model, fields.previous_response_id)

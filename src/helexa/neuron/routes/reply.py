@@ -49,18 +49,18 @@ class RunResponse:
         """
         send_reply = self._send_stream if self._streamed else self._send_body
         sender = asyncio.create_task(send_reply(scope["path"], send))
-        hang_up = asyncio.create_task(disconnected(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         try:
-            while not sender.done() and not hang_up.done():
-                await asyncio.wait((sender, hang_up), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
-                if not sender.done() and not hang_up.done() and self._until_due() <= 0:
+            while not sender.done() and not disconnect.done():
+                await asyncio.wait((sender, disconnect), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
+                if not sender.done() and not disconnect.done() and self._until_due() <= 0:
                     await self._begin(send)
                     self._quiet_since = time.monotonic()
                     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         finally:
             sender.cancel()
-            hang_up.cancel()
-            await asyncio.wait((sender, hang_up))
+            disconnect.cancel()
+            await asyncio.wait((sender, disconnect))
         try:
             if not sender.cancelled():
                 sender.result()
