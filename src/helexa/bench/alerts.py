@@ -34,7 +34,7 @@ Key = tuple[int, int, int, int, int, str]
 
 
 @dataclass(slots=True)
-class Review:
+class ReviewResult:
     """The result of comparing the newest builds with earlier builds.
 
     Attributes:
@@ -48,7 +48,7 @@ class Review:
     improved: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
 
 
-class Watch:
+class AlertMonitor:
     """Compares new samples with earlier builds and requests more samples of suspected changes.
 
     Args:
@@ -75,14 +75,14 @@ class Watch:
         """
         return self._wanted.get(_natural_key(configuration), self._samples)
 
-    def review(self) -> Review:
+    def review(self) -> ReviewResult:
         """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
 
         A new change is stored as an alert in the state `suspected`. As soon as enough samples have been taken for a
         suspected alert, it is confirmed or dismissed.
         """
         known = {_key(row): row for row in self._rows()}
-        review = Review()
+        review = ReviewResult()
         for configuration in self._archive.reader.latest_configurations():
             if configuration.samples:
                 for metric in self._config.metrics:
@@ -128,7 +128,9 @@ class Watch:
         tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
         return False
 
-    def _look(self, configuration: ConfigurationRow, metric: str, known: dict[Key, AlertRow], review: Review) -> None:
+    def _look(
+        self, configuration: ConfigurationRow, metric: str, known: dict[Key, AlertRow], review: ReviewResult
+    ) -> None:
         alert = known.get((*_configuration_ids(configuration), metric))
         if alert is not None and alert.state != "suspected":
             return
@@ -191,14 +193,14 @@ class Watch:
         return alerts.alerts(self._archive, state=state, limit=_ALL)
 
     def _more_wanted(self) -> dict[tuple[str, ...], int]:
-        names = self._archive.names
+        tables = self._archive.tables
         wanted: dict[tuple[str, ...], int] = {}
         for row in self._rows():
             if row.state == "suspected":
-                host, build = names.hosts[row.host_id], names.builds[row.build_id]
-                model, scenario = names.models[row.model_id], names.scenarios[row.scenario_id]
+                host, build = tables.hosts[row.host_id], tables.builds[row.build_id]
+                model, scenario = tables.models[row.model_id], tables.scenarios[row.scenario_id]
                 key = (
-                    *(names.targets[row.target_id].name, host.hostname, host.fingerprint),
+                    *(tables.targets[row.target_id].name, host.hostname, host.fingerprint),
                     *(build.engine, build.sha, build.fingerprint),
                     *(model.name, model.config_hash, scenario.name, scenario.params_hash),
                 )

@@ -52,7 +52,7 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
             Mount("/static", StaticFiles(directory=str(static)), name="static"),
         ],
         exception_handlers={ApiError: _error_response, HTTPException: _error_response, Exception: _error_response},
-        middleware=[Middleware(_Guarded)],
+        middleware=[Middleware(_SecurityHeaders)],
         lifespan=lifespan,
     )
     app.state.root_path = root_path.rstrip("/")
@@ -66,7 +66,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
     return await (routes.api_error_response if in_api else site.error_page)(request, error)
 
 
-class _Guarded:
+class _SecurityHeaders:
     """ASGI middleware that adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:

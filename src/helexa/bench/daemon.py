@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from helexa.bench.alerts import Review, Watch
+from helexa.bench.alerts import AlertMonitor, ReviewResult
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Configuration
@@ -62,7 +62,7 @@ async def sweep_once(
         return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)
 
 
-async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tuple[SweepReport, Review]:
+async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonitor) -> tuple[SweepReport, ReviewResult]:
     """Measure all missing samples, compare them with earlier builds, and send alerts of confirmed regressions.
 
     If the comparison suspects a change, more samples are measured and the comparison is repeated.
@@ -70,14 +70,14 @@ async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tu
     Raises:
         ConfigError: the configuration has no targets.
     """
-    report = await sweep_once(config, store, wanted=watch.wanted)
-    review = watch.review()
+    report = await sweep_once(config, store, wanted=monitor.wanted)
+    review = monitor.review()
     if review.suspected:
-        more = await sweep_once(config, store, wanted=watch.wanted)
+        more = await sweep_once(config, store, wanted=monitor.wanted)
         report.measured += more.measured
         report.failed += more.failed
-        review = watch.review()
-    await watch.deliver()
+        review = monitor.review()
+    await monitor.deliver()
     return report, review
 
 
@@ -95,8 +95,8 @@ async def run(config: BenchConfig, path: Path | None) -> None:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
     database = config.bench.db_path
     with measuring(database), Store(database) as store, Archive(database) as archive:
-        watch = Watch(config.alerts, store, archive, config.bench.samples_per_version)
-        work = asyncio.create_task(_work(config, store, watch, path))
+        monitor = AlertMonitor(config.alerts, store, archive, config.bench.samples_per_version)
+        work = asyncio.create_task(_work(config, store, monitor, path))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, work.cancel)
@@ -104,8 +104,8 @@ async def run(config: BenchConfig, path: Path | None) -> None:
             await work
 
 
-async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | None) -> None:
-    pages = Pages(path) if config.api.enabled else None
+async def _work(config: BenchConfig, store: Store, monitor: AlertMonitor, path: Path | None) -> None:
+    pages = PagesProcess(path) if config.api.enabled else None
     clock = SystemClock()
     try:
         while True:
@@ -114,7 +114,7 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
                 await pages.ensure()
             if config.bench.request_retention_days:
                 prune(store, config.bench.request_retention_days)
-            report, review = await sweep_and_judge(config, store, watch)
+            report, review = await sweep_and_judge(config, store, monitor)
             tell(
                 log,
                 logging.INFO,
@@ -134,7 +134,7 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
             await pages.end()
 
 
-class Pages:
+class PagesProcess:
     """The child process that serves the web pages and the API."""
 
     def __init__(self, path: Path | None) -> None:

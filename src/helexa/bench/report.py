@@ -5,10 +5,10 @@ from typing import Any
 
 from helexa.bench.analysis.verdict import MIN_SAMPLES
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.pages.words import change, measured, memory, number, seconds, share
+from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
 from helexa.bench.results import capacity, quality, scaling, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.comparison import Compared
+from helexa.bench.results.comparison import MetricComparison
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,
@@ -41,7 +41,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
     return "\n".join([written(lines[0]), f"| {' | '.join(rule)} |", *map(written, lines[1:])])
 
 
-def comparison(compared: Sequence[Compared]) -> str:
+def comparison(compared: Sequence[MetricComparison]) -> str:
     """Return a comparison of two builds or targets as a Markdown table, with notes below the table."""
     rows = [
         (

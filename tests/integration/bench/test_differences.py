@@ -107,7 +107,7 @@ def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archi
     ]
     for number, build in enumerate(builds):
         record_samples(store, replace(CONFIGURATION, build=build), 0.1 + number / 10)
-    labels = list(archive.names.labels.values())
+    labels = list(archive.tables.labels.values())
     assert len(set(labels)) == 5
     assert labels[2] == "abc1234+"
     assert [label.split("~")[0] for label in labels] == ["abc1234", "abc1234", "abc1234+", "0.1.0", "0.1.0"]

@@ -9,7 +9,7 @@ from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import hardware_label
+from helexa.bench.results.dimension_tables import hardware_label
 from helexa.bench.store.rows import TargetRow
 
 Context = dict[str, Any]
@@ -27,8 +27,8 @@ def overview(archive: Archive, query: Query) -> Context:
     by_target: dict[str, list[summary.SummaryRow]] = {}
     for row in rows:
         by_target.setdefault(row.target_name, []).append(row)
-    hosts = archive.names.hosts
-    labels = Counter(row.label for row in archive.names.targets.values())
+    hosts = archive.tables.hosts
+    labels = Counter(row.label for row in archive.tables.targets.values())
     targets = [
         {
             "name": name,
@@ -46,7 +46,7 @@ def overview(archive: Archive, query: Query) -> Context:
         }
         for name, rows in by_target.items()
         for newest in [max(rows, key=lambda one: one.last_ms)]
-        for target in [next(row for row in archive.names.targets.values() if row.name == name)]
+        for target in [next(row for row in archive.tables.targets.values() if row.name == name)]
     ]
     shown = [one for one in targets if query["target"] in (None, one["name"])] or targets
     return {"targets": targets, "shown": shown, "runs": archive.answer("count", archive.reader.run_count)}
@@ -64,7 +64,7 @@ def trends(archive: Archive, query: Query) -> Context:
     configuration = _first_configuration(archive, query, ("target", "model", "scenario"))
     if configuration is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
-    kind = next(row.kind for row in archive.names.scenarios.values() if row.name == configuration["scenario"])
+    kind = next(row.kind for row in archive.tables.scenarios.values() if row.name == configuration["scenario"])
     metric = query["metric"] or summary.headline_of(kind)
     trend = series.series(archive, configuration["target"], configuration["model"], configuration["scenario"], metric)
     baseline = next((point for point in trend.points if point.sha == query["baseline"]), None)
@@ -111,7 +111,7 @@ def compare(archive: Archive, query: Query) -> Context:
     a, b = query["a"], query["b"]
     if not a and not b:
         a, b = _newest_sides(archive)
-    compared: list[comparison.Compared] = []
+    compared: list[comparison.MetricComparison] = []
     wrong = None
     metric = query["metric"] or "output_tps_user"
     if a and b:
@@ -141,14 +141,14 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
     if not configurations:
         return None, None
     newest = max(configurations, key=lambda configuration: configuration.last_ms)
-    names = archive.names
-    target = names.targets[newest.target_id].name
+    tables = archive.tables
+    target = tables.targets[newest.target_id].name
     rows = archive.reader.select(
         "SELECT build_id, max(started_ms) AS last FROM run WHERE target_id = ? AND model_id = ? AND scenario_id = ?"
         " GROUP BY build_id ORDER BY last DESC LIMIT 2",
         (newest.target_id, newest.model_id, newest.scenario_id),
     )
-    sides = [f"{names.labels[row['build_id']]}@{target}" for row in rows]
+    sides = [f"{tables.labels[row['build_id']]}@{target}" for row in rows]
     return (sides[1], sides[0]) if len(sides) == 2 else (None, None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Self, TypeVar
 
-from helexa.bench.results.names import Names
+from helexa.bench.results.dimension_tables import DimensionTables
 from helexa.bench.store.reader import Reader
 
 _MOST_ANSWERS = 256
@@ -38,9 +38,9 @@ class Archive:
         self.reader.close()
 
     @property
-    def names(self) -> Names:
+    def tables(self) -> DimensionTables:
         """Rows of all targets, hosts, builds, models and scenarios by row id."""
-        return self.answer("names", lambda: Names.read(self.reader))
+        return self.answer("tables", lambda: DimensionTables.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find()`, and cache it under `key`.

@@ -33,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class MetricComparison:
     """The comparison of one metric between sides A and B, for one model and scenario.
 
     Attributes:
@@ -61,7 +61,7 @@ class Compared:
 
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
-) -> list[Compared]:
+) -> list[MetricComparison]:
     """Compare two sides. Return one comparison for each model, scenario and metric that was measured on both sides.
 
     If a side has several builds, only the build that was measured last is used, for each model and scenario.
@@ -79,14 +79,14 @@ def compare(
     return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
 
 
-def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[Compared]:
+def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[MetricComparison]:
     apart = a.target is None and b.target is None
     left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
-    names = archive.names
-    rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
-    compared: list[Compared] = []
+    tables = archive.tables
+    rank = {row.name: scenario_order(tables, row.id) for row in tables.scenarios.values()}
+    compared: list[MetricComparison] = []
     for key in sorted(left.keys() & right.keys(), key=lambda key: (*key[:2], rank[key[2]])):
-        differs = differences(names, left[key].configuration, right[key].configuration)
+        differs = differences(tables, left[key].configuration, right[key].configuration)
         for metric in metrics:
             mine, theirs = left[key].values(metric), right[key].values(metric)
             if mine and theirs:
@@ -102,14 +102,14 @@ def _compared(
     mine: list[float],
     theirs: list[float],
     differs: list[str],
-) -> Compared:
+) -> MetricComparison:
     about = METRICS[metric]
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
     state: Any = "too few" if ratio is None else "same"
     if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
         state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
-    return Compared(
+    return MetricComparison(
         target=target,
         model=model,
         scenario=scenario,
@@ -180,7 +180,7 @@ def _samples_of_build(
     samples: Rows = {}
     for row in map(dict, rows):
         configuration = ConfigurationIds(*(row[name] for name in ConfigurationIds._fields))
-        where = archive.names.targets[configuration.target_id].name if apart else ""
+        where = archive.tables.targets[configuration.target_id].name if apart else ""
         entry = samples.setdefault((where, row["model"], row["scenario"]), _Samples(configuration, []))
         if entry.configuration == configuration:
             entry.rows.append(row)
@@ -188,7 +188,7 @@ def _samples_of_build(
 
 
 def _builds(archive: Archive, name: str) -> list[int]:
-    builds, labels = archive.names.builds, archive.names.labels
+    builds, labels = archive.tables.builds, archive.tables.labels
     samples = [
         id
         for id, row in builds.items()

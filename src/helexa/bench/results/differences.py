@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from helexa.bench.results.names import Names, hardware_label
+from helexa.bench.results.dimension_tables import DimensionTables, hardware_label
 from helexa.bench.store.rows import ConfigurationRow, HostRow
 
 
@@ -39,17 +39,17 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
-def differences(names: Names, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
+def differences(tables: DimensionTables, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
     """Return texts that describe how `a` and `b` differ: target, hardware, model configuration, scenario parameters."""
     texts: list[str] = []
     if a.target_id != b.target_id:
-        texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")
+        texts.append(f"target {tables.targets[a.target_id].name} → {tables.targets[b.target_id].name}")
     if a.host_id != b.host_id:
-        texts.append(hardware(names.hosts[a.host_id], names.hosts[b.host_id]) or "other hardware")
+        texts.append(hardware(tables.hosts[a.host_id], tables.hosts[b.host_id]) or "other hardware")
     if a.model_id != b.model_id:
-        texts.append(changes(names.models[a.model_id].config, names.models[b.model_id].config))
+        texts.append(changes(tables.models[a.model_id].config, tables.models[b.model_id].config))
     if a.scenario_id != b.scenario_id:
-        texts.append(changes(names.scenarios[a.scenario_id].params, names.scenarios[b.scenario_id].params))
+        texts.append(changes(tables.scenarios[a.scenario_id].params, tables.scenarios[b.scenario_id].params))
     return texts
 
 

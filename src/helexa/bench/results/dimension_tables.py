@@ -1,4 +1,4 @@
-"""Names of database rows by their ids."""
+"""Rows of the dimension tables by their ids, and display names of the rows."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from helexa.bench.store.rows import BuildRow, HostRow, ModelRow, ScenarioRow, Ta
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class DimensionTables:
     """All targets, hosts, builds, models and scenarios of the database by row id.
 
     Attributes:
@@ -26,7 +26,7 @@ class Names:
     labels: dict[int, str]
 
     @classmethod
-    def read(cls, reader: Reader) -> "Names":
+    def read(cls, reader: Reader) -> "DimensionTables":
         """Read all rows from the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(

@@ -7,7 +7,7 @@ from typing import Any
 
 from helexa.bench.measurement.measures import Distribution, distribution
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import Names
+from helexa.bench.results.dimension_tables import DimensionTables
 from helexa.bench.store.rows import ConfigurationRow
 
 _COLUMNS = (
@@ -31,37 +31,37 @@ class LatestResult:
     """
 
     configuration: ConfigurationRow
-    names: Names
+    tables: DimensionTables
     rows: list[dict[str, Any]]
 
     @property
     def target(self) -> str:
         """Name of the target."""
-        return self.names.targets[self.configuration.target_id].name
+        return self.tables.targets[self.configuration.target_id].name
 
     @property
     def model(self) -> str:
         """Name of the model."""
-        return self.names.models[self.configuration.model_id].name
+        return self.tables.models[self.configuration.model_id].name
 
     @property
     def scenario(self) -> str:
         """Name of the scenario."""
-        return self.names.scenarios[self.configuration.scenario_id].name
+        return self.tables.scenarios[self.configuration.scenario_id].name
 
     @property
     def kind(self) -> str:
         """Kind of the scenario."""
-        return self.names.scenarios[self.configuration.scenario_id].kind
+        return self.tables.scenarios[self.configuration.scenario_id].kind
 
     @property
     def build(self) -> str:
         """Short label of the build."""
-        return self.names.labels[self.configuration.build_id]
+        return self.tables.labels[self.configuration.build_id]
 
     def param(self, name: str) -> Any:
         """Return the scenario's parameter `name`, or None if the scenario has no such parameter."""
-        return self.names.scenarios[self.configuration.scenario_id].params.get(name)
+        return self.tables.scenarios[self.configuration.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:
         """Return the values of `column`, one per sample, oldest sample first. Values that are None are omitted."""
@@ -99,18 +99,18 @@ def latest(
         model: name of the only model to return, or None for all.
         kinds: kinds of scenarios to return. If empty, all are returned.
     """
-    names = archive.names
+    tables = archive.tables
     configurations = [
         configuration
         for configuration in archive.answer("latest", archive.reader.latest_configurations)
-        if (target is None or names.targets[configuration.target_id].name == target)
-        and (model is None or names.models[configuration.model_id].name == model)
-        and (not kinds or names.scenarios[configuration.scenario_id].kind in kinds)
+        if (target is None or tables.targets[configuration.target_id].name == target)
+        and (model is None or tables.models[configuration.model_id].name == model)
+        and (not kinds or tables.scenarios[configuration.scenario_id].kind in kinds)
     ]
     results = [
         LatestResult(
             configuration,
-            names,
+            tables,
             archive.answer(("runs", configuration), lambda configuration=configuration: _runs(archive, configuration)),
         )
         for configuration in configurations
@@ -120,14 +120,14 @@ def latest(
         key=lambda result: (
             result.target,
             result.model,
-            scenario_order(names, result.configuration.scenario_id),
+            scenario_order(tables, result.configuration.scenario_id),
         ),
     )
 
 
-def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
+def scenario_order(tables: DimensionTables, scenario_id: int) -> tuple[Any, ...]:
     """Return a sort key for a scenario: first its kind, then its name, with numbers in numeric order."""
-    row = names.scenarios[scenario_id]
+    row = tables.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
     rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)
     return (rank, row.kind, parts)

@@ -86,7 +86,7 @@ def artifacts(
             target=row["target"],
             model=row["model"],
             scenario=row["scenario"],
-            build=archive.names.labels[row["build_id"]],
+            build=archive.tables.labels[row["build_id"]],
             artifact=row["artifact"],
             score=row["score"] if row["said"] is None else row["said"],
             scorer="" if row["score"] is None and row["said"] is None else row["scorer"] or "checks",

@@ -6,8 +6,8 @@ from statistics import median
 
 from helexa.bench.analysis.verdict import Verdict
 from helexa.bench.results.archive import Archive
+from helexa.bench.results.dimension_tables import gpu_label
 from helexa.bench.results.latest import LatestResult, latest
-from helexa.bench.results.names import gpu_label
 from helexa.bench.results.series import configuration_samples, judged, known_level
 from helexa.bench.store.rows import ConfigurationRow
 
@@ -99,8 +99,8 @@ def headline_of(kind: str) -> str:
 
 
 def _row(archive: Archive, result: LatestResult) -> SummaryRow:
-    names = result.names
-    host, build = names.hosts[result.configuration.host_id], names.builds[result.configuration.build_id]
+    tables = result.tables
+    host, build = tables.hosts[result.configuration.host_id], tables.builds[result.configuration.build_id]
     ttft, total = result.distribution("ttft_s"), result.distribution("e2e_s")
     size = result.param("prompt_tokens")
     headline = headline_of(result.kind)

@@ -37,7 +37,7 @@ def swaps(archive: Archive, *, target: str | None = None, model: str | None = No
                 model=result.model,
                 scenario=result.scenario,
                 build=result.build,
-                quant=str(archive.names.models[result.configuration.model_id].config.get("quant") or ""),
+                quant=str(archive.tables.models[result.configuration.model_id].config.get("quant") or ""),
                 unload_ms_median=result.median_ms("unload_s"),
                 load_ms_median=load.p50 * 1000,
                 load_ms_p95=load.p95 * 1000,
