@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from helexa.core.extras import explained_extras
-from helexa.generation.background import Awaiting, Blocking, blocking
+from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
 from helexa.generation.files.file_run import FileSummary
@@ -206,12 +206,12 @@ def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None
     Raises:
         SourceError: the download failed. The attribute `kind` names the reason.
     """
-    return blocking(Blocking().wait(_pull(model, quant, on_progress)))
+    return blocking(BlockingCaller().wait(_pull(model, quant, on_progress)))
 
 
 async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
     """Download or update a model: the async version of `pull`. The next call resumes a canceled download."""
-    return await Awaiting().wait(_pull(model, quant, on_progress))
+    return await AsyncCaller().wait(_pull(model, quant, on_progress))
 
 
 async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -> Path:

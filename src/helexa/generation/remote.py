@@ -33,7 +33,7 @@ _MAX_BODY_BYTES = 16 << 20
 _REASONS = ("stop", "length", "tool_calls")
 
 
-class Remote:
+class ServerClient:
     """A client of one server (a gateway or a node). The base URL may end in `/v1`.
 
     Raises:
@@ -210,7 +210,7 @@ class _BusyError(Exception):
 class RemoteTarget:
     """One model on a server. Its methods run requests to the model; see `Target`."""
 
-    def __init__(self, server: Remote, model: str) -> None:
+    def __init__(self, server: ServerClient, model: str) -> None:
         self._server = server
         self.model = model
 

@@ -13,7 +13,7 @@ from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.json_lines import json_text
 from helexa.cli.terminal import Progress, note
 from helexa.generation.answering import Result
-from helexa.generation.background import Blocking, across, blocking_each
+from helexa.generation.background import BlockingCaller, across, blocking_each
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
 from helexa.generation.files.prompt_file import Item, read_prompts
@@ -94,7 +94,7 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, cou
             items[item.index] = item
             yield item.request
 
-    with closing(blocking_each(across(Blocking(), model.results(requests(), parallel)))) as results:
+    with closing(blocking_each(across(BlockingCaller(), model.results(requests(), parallel)))) as results:
         for index, result in results:
             print(json_text(result_record(items.pop(index), result)), flush=True)
             counts.count(index, result)
