@@ -50,14 +50,14 @@ PROMPTS = [
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
     "def fibonacci(n: int) -> int:\n    ",
     "Die drei häufigsten Gründe, warum Züge zu spät kommen, sind",
-    (FOLDER / "sample.txt").read_text() * 2,
+    (FOLDER / "support/sample.txt").read_text() * 2,
 ]
 
 
 def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
     """Run the reference engine in another process and return its output line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
-    command = [python, str(FOLDER / script), str(model), str(STEPS)]
+    command = [python, str(FOLDER / "peers" / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"prompt"')]
 

@@ -73,7 +73,7 @@ async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     ports = {name: free_port() for name in ("node", "cortex", "nginx", "litellm")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(ports["node"])])
+    mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(ports["node"])])
     try:
         config = cortex_config(folder, ports["cortex"], urls["node"], CAPPED)
         with (

@@ -227,7 +227,7 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
     node = f"http://127.0.0.1:{port}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     with ExitStack() as running:
-        mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(port)])
+        mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(port)])
         running.callback(mock.wait)
         running.callback(mock.terminate)
         plain = (f"http://127.0.0.1:{nginx_port}", running.enter_context(nginx(folder, nginx_port, node)))

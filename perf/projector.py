@@ -89,7 +89,7 @@ def main() -> None:
     arguments = command.parse_args()
     tokenizer = ModelText.open(local_path(arguments.model)).tokenizer
     text = ModelText(tokenizer, TEMPLATE, {})
-    code = Path(__file__).with_name("sample.txt").read_text() * 10
+    code = (Path(__file__).with_name("support") / "sample.txt").read_text() * 10
     rows: dict[tuple[str, str, int | None], list[float]] = {
         (kind, api_format, None): []
         for kind in ("text", "thought", "hermes", "qwen_xml")
@@ -103,7 +103,7 @@ def main() -> None:
     for (kind, api_format, alternatives), times in rows.items():
         row = {
             "row": kind,
-            "dialect": api_format,
+            "api_format": api_format,
             "top_logprobs": alternatives,
             "us_per_token": round(median(times), 1),
         }

@@ -5,7 +5,7 @@ usage: python perf/speculation.py [MODEL] [--threads 2] [--rounds 5]
 Two engines of the same model, one with speculation and one without, answer the same prompts in alternating order. One
 engine sleeps as the other computes. Tokens per second count from the first token on.
 
-In `edit`, the model rewrites `sample.txt` (about 400 tokens) greedily after a prompt that contains the file twice.
+In `edit`, the model rewrites `support/sample.txt` (about 400 tokens) greedily after a prompt that has the file twice.
 `copied` is the share of the answer that equals the file; the benchmark ends if `copied` is less than 0.9. In `free`,
 the model tells a story in 256 tokens; `free, sampled` uses temperature 0.8, since a small model's greedy stories repeat
 after some time. One line per task and engine has the median and each round's tokens per second, then the verdicts: the
@@ -46,7 +46,7 @@ class Tasks:
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
-        self._file = Path(__file__).with_name("sample.txt").read_text()
+        self._file = (Path(__file__).with_name("support") / "sample.txt").read_text()
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
     def round_tasks(self, number: int) -> list[Task]:

@@ -1,6 +1,6 @@
 """llama.cpp's greedy tokens, through xllamacpp; an oracle of `agreement.py`.
 
-usage: PYTHON perf/oracle_llama_cpp.py MODEL STEPS < prompts.json
+usage: PYTHON perf/peers/oracle_llama_cpp.py MODEL STEPS < prompts.json
 
 PYTHON is an interpreter with xllamacpp; no other package is needed. MODEL is a GGUF file; standard input is a JSON list
 of texts. For each text, a JSON line has `prompt`, the prompt's token ids; `tokens`, the following ids, fewer than STEPS

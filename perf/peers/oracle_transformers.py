@@ -1,6 +1,6 @@
 """transformers' greedy tokens in float32; an oracle of `agreement.py`.
 
-usage: PYTHON perf/oracle_transformers.py FOLDER STEPS < prompts.json
+usage: PYTHON perf/peers/oracle_transformers.py FOLDER STEPS < prompts.json
 
 PYTHON is an interpreter with transformers. FOLDER has `config.json` and safetensors. Input and output have the format
 of `oracle_llama_cpp.py`. Without a tokenizer in FOLDER, each word of a text becomes one random id after the

@@ -1,16 +1,19 @@
 """llama.cpp on the rows of `engine.py`, through the low-level API of llama-cpp-python, as JSON lines.
 
-usage: PYTHON perf/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
+usage: PYTHON perf/peers/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
 PYTHON is an interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses the
 library's default settings, except for the context size and a KV cache shared by all sequences. It times only
 `llama_decode` with given tokens. llama.cpp therefore does not sample, which is an advantage for llama.cpp.
 """
 
+import sys
 import time
 from pathlib import Path
 
 import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+
+sys.path.append(str(Path(__file__).parents[1]))
 from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 BATCH = 512

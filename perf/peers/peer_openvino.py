@@ -1,17 +1,21 @@
 """OpenVINO GenAI with continuous batching on the rows of `engine.py`, as JSON lines.
 
-usage: PYTHON perf/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
+usage: PYTHON perf/peers/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
 PYTHON is an interpreter with openvino-genai; no other package is needed. MODEL is a GGUF file. The script uses the
 library's default settings without its prefix cache. The library generates an answer in one call. A decode row is
 therefore the time of 1 + 64 tokens minus the time of the first token, for prompts of the same number and length.
 """
 
+import sys
 import time
+from pathlib import Path
 
 import numpy
 import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+
+sys.path.append(str(Path(__file__).parents[1]))
 from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 CACHE_GIB = 1
