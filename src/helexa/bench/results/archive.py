@@ -9,7 +9,7 @@ from helexa.bench.results.dimension_tables import DimensionTables
 from helexa.bench.store.reader import Reader
 
 _MOST_ANSWERS = 256
-_MOST_KEPT = 8192
+_MOST_PERMANENT = 8192
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Archive:
         self.reader = Reader(path)
         self._version = -1
         self._answers: OrderedDict[Hashable, object] = OrderedDict()
-        self._kept: OrderedDict[Hashable, object] = OrderedDict()
+        self._permanent: OrderedDict[Hashable, object] = OrderedDict()
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class Archive:
 
         In contrast to `answer`, the cached result is also used after another process has written to the database.
         """
-        return _remembered(self._kept, _MOST_KEPT, key, find)
+        return _remembered(self._permanent, _MOST_PERMANENT, key, find)
 
 
 def _remembered(memory: OrderedDict[Hashable, object], most: int, key: Hashable, find: Callable[[], T]) -> T:
