@@ -1,11 +1,14 @@
-"""Measure the CPU time per token between the engine and HTTP: detokenizer, parser, events, frames, as JSON lines.
+"""Measure the CPU time per token from the engine's output to the bytes of the HTTP response, as JSON lines.
 
 usage: python perf/projector.py MODEL [--rounds 9] [--tokens 4000]
 
-MODEL is a value of `neuron --model`; the script reads only its vocabulary. The output is source code, one token at a
-time: as text, as reasoning before an answer, and as the argument of a tool call, in a JSON tool-call format (`hermes`)
-and a tag format (`qwen_xml`). One line per kind of output and API format has the CPU microseconds per token, as median
-over the rounds. The verdict is the largest value without log-probabilities.
+The measured code is the detokenizer, the parser of reasoning and tool calls, and the projector, which converts the
+parsed output to an API format. MODEL is a value of `neuron --model`; the script reads only its vocabulary.
+
+The simulated output of the model is source code, one token at a time, in four kinds: as text, as reasoning before an
+answer, and as the argument of a tool call in a JSON format (`hermes`) and in a format with tags (`qwen_xml`). The
+script prints one line per kind of output and API format, with the CPU microseconds per token as the median over the
+rounds. The verdict is the largest value, without the line with log-probabilities.
 """
 
 import argparse
@@ -40,7 +43,7 @@ TEMPLATE = "{# <think>thoughts</think> #}{{ messages }}{{ tools }}"
 
 
 def spelled(kind: str, code: str) -> str:
-    """Return the source code as a model would write it for this kind of output (text, reasoning or tool call)."""
+    """Return what a model would write to output `code` as this kind of output (text, reasoning or tool call)."""
     match kind:
         case "thought":
             return f"<think>\n{code}\n</think>\n\nDone."
@@ -58,11 +61,11 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str,
     """Return the CPU time per token in microseconds, from the engine's outputs to the bytes of the HTTP response.
 
     Args:
-        text: vocabulary and formats of the model.
-        kind: kind of output.
-        tokens: tokens of the output.
-        api_format: API format of the response.
-        alternatives: number of log-probabilities per token, or None for none.
+        text: vocabulary and output format of the model.
+        kind: kind of output: text, reasoning or tool call.
+        tokens: token ids of the output.
+        api_format: API format of the response, for example chat completions.
+        alternatives: number of log-probabilities per token, or None for no log-probabilities.
     """
     text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)

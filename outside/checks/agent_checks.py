@@ -1,6 +1,7 @@
-"""Checks of a coding agent in an empty home folder: a single response, and a forced tool call with its result.
+"""Checks of a coding agent: a single response, and a forced tool call with its result.
 
-The settings in programs.toml describe the agent.
+The agent's table in programs.toml contains the command line and the environment of the agent. The agent runs with an
+empty home folder.
 """
 
 import os
@@ -16,7 +17,7 @@ FOLDER = HOME / "work"
 
 
 def _run(prompt: str, proxy: Proxy) -> str:
-    """Run the agent with a prompt through the proxy and return the agent's output.
+    """Run the agent on a prompt, with `proxy` as its server, and return the agent's output.
 
     Raises:
         AssertionError: the agent failed, sent no request, or received an error response.

@@ -1,9 +1,9 @@
 """A proxy between a coding agent and the gateway, which records requests and changes them for small models.
 
-A model with half a billion parameters rarely calls the right tool or ends its response. If `tool` is set, the proxy
-therefore changes the requests. A request without a tool result is forced to call this tool. A request with a tool
-result may not use tools, and its response is restricted to one word. The agent then always makes the same sequence of
-requests.
+A model with half a billion parameters rarely calls the right tool, and rarely ends its response. If the proxy has the
+name of a tool (`tool`), it therefore changes the agent's requests. A request without a tool result must call this tool.
+A request with a tool result may not call tools, and its response is restricted to one word. The agent then always makes
+the same sequence of requests.
 """
 
 import http.client
@@ -26,7 +26,7 @@ _UNSENT = ("host", "connection", "content-length", "transfer-encoding", "accept-
 
 @dataclass
 class RecordedRequest:
-    """A recorded generation request: its path, the body that the agent sent, and the response."""
+    """A recorded generation request of the agent: its path, the body that the agent sent, and the response."""
 
     path: str
     body: dict[str, Any]
@@ -42,13 +42,13 @@ class RecordedRequest:
 
 @dataclass
 class Proxy:
-    """A running proxy.
+    """A running HTTP server that forwards an agent's requests to the gateway (see the module's docstring).
 
     Attributes:
         target: base URL of the gateway.
-        tool: name of the tool to force, or None.
+        tool: name of the tool that the model must call, or None to leave tool calls unchanged.
         max_tokens: maximum number of tokens of each response.
-        requests: recorded generation requests, oldest first.
+        requests: recorded generation requests of the agent, oldest first.
         url: base URL of the proxy.
     """
 
@@ -74,7 +74,7 @@ class Proxy:
         self._server.server_close()
 
     def changed(self, path: str, request: RecordedRequest) -> dict[str, Any]:
-        """Return the request body to send to the gateway."""
+        """Return the request body that the proxy sends to the gateway in place of the agent's body."""
         body = dict(request.body)
         for name in _LENGTH:
             if body.get(name):
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_CONNECT(self) -> None:
-        """Reject connections to hosts other than the gateway."""
+        """Reject requests for tunnels to other hosts. The agent sends them because `HTTPS_PROXY` names this proxy."""
         self.send_error(403)
 
     def do_POST(self) -> None:
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _end(path: str, body: dict[str, Any]) -> None:
-    """Change a request so that its response is one word and has no tool calls."""
+    """Change a request body so that the response is one word without tool calls."""
     body["tool_choice"] = {"type": "none"} if path == "/v1/messages" else "none"
     form: dict[str, Any] = {"type": "json_schema", "schema": _ONE_WORD}
     if path == "/v1/messages":

@@ -1,11 +1,14 @@
-"""llama.cpp's greedy tokens, through xllamacpp; an oracle of `agreement.py`.
+"""Generate greedy tokens with llama.cpp (through xllamacpp), as an oracle of `agreement.py`.
 
 usage: PYTHON perf/peers/oracle_llama_cpp.py MODEL STEPS < prompts.json
 
-PYTHON is an interpreter with xllamacpp; no other package is needed. MODEL is a GGUF file; standard input is a JSON list
-of texts. For each text, a JSON line has `prompt`, the prompt's token ids; `tokens`, the following ids, fewer than STEPS
-if the model ends its text; `best`, the ids of the two best tokens at each position; and `gap`, the logprob difference
-of these two tokens.
+PYTHON is a Python interpreter with xllamacpp; no other package is needed. MODEL is a GGUF file. Standard input is a
+JSON list of texts. The script prints a JSON line for each text, with these keys:
+
+    prompt      token ids of the text
+    tokens      ids of the generated tokens; fewer than STEPS if the model ends its text
+    best        ids of the two best tokens at each generated position
+    gap         logprob difference of the two best tokens at each generated position
 """
 
 import json
@@ -17,7 +20,7 @@ import xllamacpp  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 
 
 class Oracle:
-    """A model loaded by llama.cpp."""
+    """A model that llama.cpp has loaded."""
 
     def __init__(self, model: str) -> None:
         parameters = xllamacpp.CommonParams()
@@ -38,7 +41,7 @@ class Oracle:
             return json.load(response)["tokens"]
 
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """Generate `steps` tokens greedily after `prompt`. Return the output line."""
+        """Generate at most `steps` tokens greedily after the token ids `prompt`. Return the output line."""
         request = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
         places = self._server.handle_completions(request)["choices"][0]["logprobs"]["content"]
         tops = [place["top_logprobs"] for place in places]

@@ -1,10 +1,10 @@
-"""transformers' greedy tokens in float32; an oracle of `agreement.py`.
+"""Generate greedy tokens with transformers in float32, as an oracle of `agreement.py`.
 
 usage: PYTHON perf/peers/oracle_transformers.py FOLDER STEPS < prompts.json
 
-PYTHON is an interpreter with transformers. FOLDER has `config.json` and safetensors. Input and output have the format
-of `oracle_llama_cpp.py`. Without a tokenizer in FOLDER, each word of a text becomes one random id after the
-beginning-of-sequence id. A prompt is truncated to the model's context length.
+PYTHON is a Python interpreter with transformers. FOLDER contains `config.json` and safetensors files. Input and output
+have the format of `oracle_llama_cpp.py`. If FOLDER contains no tokenizer, a prompt is the beginning-of-sequence id and
+one random id for each word of the text. The script truncates prompts that do not fit into the model's context.
 """
 
 import json
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Oracle:
-    """A model loaded by transformers in float32."""
+    """A model that transformers has loaded in float32."""
 
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -40,7 +40,7 @@ class Oracle:
 
     @torch.inference_mode()
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """Generate `steps` tokens greedily after `prompt`. Return the output line."""
+        """Generate at most `steps` tokens greedily after the token ids `prompt`. Return the output line."""
         line: dict[str, Any] = {"prompt": prompt, "tokens": [], "best": [], "gap": []}
         ids, cache = torch.tensor([prompt]), None
         for _ in range(steps):

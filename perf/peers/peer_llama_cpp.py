@@ -1,10 +1,10 @@
-"""llama.cpp on the rows of `engine.py`, through the low-level API of llama-cpp-python, as JSON lines.
+"""Measure llama.cpp on the benchmark rows of `engine.py`, through llama-cpp-python, as JSON lines.
 
 usage: PYTHON perf/peers/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
-PYTHON is an interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses the
-library's default settings, except for the context size and a KV cache shared by all sequences. It times only
-`llama_decode` with given tokens. llama.cpp therefore does not sample, which is an advantage for llama.cpp.
+PYTHON is a Python interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses
+llama.cpp's default settings, except for the context size and a KV cache that all sequences share. The measured time
+contains only calls of `llama_decode` with given tokens, without a sampler, which is an advantage for llama.cpp.
 """
 
 import sys
@@ -20,7 +20,7 @@ BATCH = 512
 
 
 class Context:
-    """A loaded model with a context (KV cache) that is large enough for all rows."""
+    """A model that llama.cpp has loaded, with a context (KV cache) that is large enough for all rows."""
 
     def __init__(self, model: str, rows: list[Row], threads: int) -> None:
         llama.llama_backend_init()
@@ -39,7 +39,7 @@ class Context:
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
 
     def decode(self, row: Row) -> float:
-        """Run the decode steps of a row. Return their duration in seconds."""
+        """Run the decode steps of a benchmark row, and return their duration in seconds."""
         self._clear()
         for sequence in range(row.sequences):
             self._prefill(prompt(row.context), sequence)
@@ -50,7 +50,7 @@ class Context:
         return time.perf_counter() - begin
 
     def prefill(self, row: Row) -> float:
-        """Prefill a prompt. Return the seconds until the logits of its last token are available."""
+        """Prefill the prompt of a benchmark row. Return the seconds until the logits of its last token are known."""
         self._clear()
         tokens = prompt(row.context)
         begin = time.perf_counter()
@@ -64,7 +64,7 @@ class Context:
             self._run([(token, position, sequence, position == last) for position, token in chunk])
 
     def _run(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """Run one batch. Each entry is a token, its position, its sequence, and whether its logits are needed."""
+        """Run one batch. An entry is a token id, its position, its sequence, and whether its logits are needed."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, logits) in enumerate(entries):

@@ -1,10 +1,11 @@
-"""OpenVINO GenAI with continuous batching on the rows of `engine.py`, as JSON lines.
+"""Measure OpenVINO GenAI with continuous batching on the benchmark rows of `engine.py`, as JSON lines.
 
 usage: PYTHON perf/peers/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
-PYTHON is an interpreter with openvino-genai; no other package is needed. MODEL is a GGUF file. The script uses the
-library's default settings without its prefix cache. The library generates an answer in one call. A decode row is
-therefore the time of 1 + 64 tokens minus the time of the first token, for prompts of the same number and length.
+PYTHON is a Python interpreter with openvino-genai; no other package is needed. MODEL is a GGUF file. The script uses
+the default settings of OpenVINO GenAI, but without its prefix cache. The library generates an answer in one call. The
+time of a decode row is therefore the time of 1 + 64 tokens minus the time of one token, for prompts of the same number
+and length.
 """
 
 import sys
@@ -22,7 +23,7 @@ CACHE_GIB = 1
 
 
 class Pipeline:
-    """A model loaded by OpenVINO GenAI."""
+    """A model that OpenVINO GenAI has loaded."""
 
     def __init__(self, model: str, threads: int) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -31,12 +32,12 @@ class Pipeline:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def decode(self, row: Row) -> float:
-        """Run the decode steps of a row. Return their duration in seconds."""
+        """Run the decode steps of a benchmark row, and return their duration in seconds."""
         first = self._generate(row.sequences, row.context, 1)
         return self._generate(row.sequences, row.context, 1 + DECODE_STEPS) - first
 
     def prefill(self, row: Row) -> float:
-        """Return the seconds until the first token after a prompt."""
+        """Prefill the prompt of a benchmark row, and return the seconds until the first output token."""
         return self._generate(1, row.context, 1)
 
     def _generate(self, sequences: int, length: int, tokens: int) -> float:

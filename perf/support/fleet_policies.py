@@ -1,4 +1,7 @@
-"""Policies for the simulation of a fleet: the gateway's own policy, and a simple policy for comparison (LRU, FIFO)."""
+"""Policies for the simulation of a fleet: the gateway's own policy, and a simple policy for comparison.
+
+A policy chooses the nodes of requests, and the models to load and to evict (see `fleet_world.Policy`).
+"""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from support.fleet_world import Queue, Request, World
 
 
 class HelexaPolicy:
-    """The gateway's own functions for routing, placement, eviction and load order."""
+    """The gateway's policy: uses the gateway's own functions for routing, placement, eviction and load order."""
 
     def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
         self._random = random.Random(seed)
@@ -43,10 +46,10 @@ class HelexaPolicy:
 
 
 class LruFifo:
-    """Simple policy for comparison: routes to the least busy node, loads in order of arrival, evicts the oldest model.
+    """Simple policy for comparison: loads models in the order of requests, evicts the least recently used models.
 
-    The evicted model is the least recently used one. A busy model is drained only if evicting idle models does not free
-    enough memory.
+    It routes a request to the node with the fewest requests. It drains and evicts a busy model only if the eviction of
+    idle models does not free enough memory.
     """
 
     def __init__(self, seed: int) -> None:
@@ -62,7 +65,7 @@ class LruFifo:
         ):
             cold = self._place(world, queue)
             if cold is None:
-                return  # first in, first out
+                return  # later requests must not overtake this request
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> ColdPlacement | None:
@@ -86,7 +89,7 @@ def _oldest_first(snapshot: FleetSnapshot, node: Node, need: int) -> Sequence[st
     """Return the models to evict from `node` so that `need` MB are free: idle models first, least recently used first.
 
     Returns:
-        Model ids, or None if there is not enough memory even without all models.
+        Model ids, or None if the node is too small even without its models.
     """
     free, victims = snapshot.free(node)[0], list[str]()
     residents = [resident for resident in snapshot.residents(node) if not resident.loading]

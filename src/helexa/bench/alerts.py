@@ -1,8 +1,8 @@
 """Detects performance changes between builds and reports confirmed regressions to a webhook.
 
-A verdict compares the samples of a new build with the samples of earlier builds. A suspected change is confirmed only
-after more samples are taken. After a confirmed change, later builds are not compared with builds from before the
-change. A slowdown that remains in all later builds therefore raises only one alert.
+A verdict is the result of comparing the samples of a new build with the samples of earlier builds. A suspected change
+is confirmed only after more samples are taken. After a confirmed change, later builds are not compared with builds from
+before the change. A slowdown that remains in all later builds therefore raises only one alert.
 """
 
 import logging
@@ -78,8 +78,8 @@ class AlertMonitor:
     def review(self) -> ReviewResult:
         """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
 
-        A new change is stored as an alert in the state `suspected`. As soon as enough samples have been taken for a
-        suspected alert, it is confirmed or dismissed.
+        A new change is stored as an alert in the state `suspected`. As soon as enough additional samples have been
+        taken, the alert is confirmed or dismissed.
         """
         known = {_key(row): row for row in self._rows()}
         review = ReviewResult()
@@ -95,9 +95,12 @@ class AlertMonitor:
         return review
 
     async def deliver(self) -> int:
-        """Send confirmed regressions to the webhook, except those that it has already accepted.
+        """Send the confirmed regressions that the webhook has not accepted yet, at most the newest 100.
 
-        Return how many it accepts now.
+        After a failed request, the remaining regressions wait for the next call.
+
+        Returns:
+            The number of regressions that the webhook accepted.
         """
         if self._config.webhook is None:
             return 0

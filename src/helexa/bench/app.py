@@ -33,8 +33,8 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
     """Return a web application that shows the results in `database`.
 
     Args:
-        database: path of the database. If the file does not exist yet, requests get a 503 until it does.
-        root_path: path prefix set by a reverse proxy, for example `/bench`. All links begin with it.
+        database: path of the database. As long as the file does not exist, requests get a 503.
+        root_path: path prefix set by a reverse proxy, for example `/bench`. All links begin with this prefix.
     """
 
     @asynccontextmanager

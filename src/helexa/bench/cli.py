@@ -41,7 +41,7 @@ app = create_app("bench")
 
 
 def main() -> NoReturn:
-    """Run the command line and exit. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit. Exit codes: 0 success, 1 failure, 2 wrong usage, 5 regression, 130 interrupted."""
     try:
         code = create_app("helexa-bench")() or 0
         sys.stdout.flush()

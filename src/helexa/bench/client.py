@@ -1,7 +1,7 @@
 """The benchmark client: sends a streaming request and records the arrival time of each chunk.
 
 A failed request is not retried, with one exception. If the server rejects an optional parameter by name, the request is
-sent again without it.
+sent again without this parameter or with a replacement.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Client:
         bearer: API key, or None.
         timeout_secs: longest duration of a request, in seconds.
         ignore_eos: True if the server supports the parameter `ignore_eos`.
-        rejected: optional parameters that each model has rejected. They are not sent again.
+        rejected: optional parameters that each model has rejected, and that are not sent to the model again.
     """
 
     session: aiohttp.ClientSession

@@ -235,7 +235,7 @@ class TargetSection(config.Section):
 
 
 class BenchConfig(config.Section):
-    """The contents of the configuration file."""
+    """The contents of the configuration file `helexa-bench.toml`."""
 
     bench: BenchSection = Field(default_factory=BenchSection)
     scenarios: ScenariosSection = Field(default_factory=ScenariosSection)

@@ -37,7 +37,7 @@ def export(archive: Archive, folder: Path) -> int:
 
 
 class _Site:
-    """The pages of an export: the overview, and all pages that can be reached from it by links."""
+    """The pages of an export: the overview, and all pages that can be reached by links from the overview."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive

@@ -1,4 +1,4 @@
-"""What was measured: target, host, build, model and scenario, and the keys that identify them in the database."""
+"""Types that describe a measurement: target, host, build, model and scenario, with their keys in the database."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def digest(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. `name` identifies it in the database."""
+    """A server to measure. `name` identifies the server in the database."""
 
     name: str
     kind: TargetKind

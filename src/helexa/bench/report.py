@@ -25,7 +25,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
     Args:
         columns: column headings.
         rows: texts of each row.
-        left: number of left-aligned columns. The columns after them are right-aligned.
+        left: number of left-aligned columns. The remaining columns are right-aligned.
     """
     lines = [list(columns), *([_plain(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]

@@ -1,7 +1,7 @@
 """A sweep: takes the missing samples of all benchmark configurations on all targets.
 
 A benchmark configuration consists of a target, its host and build, a model with its configuration, and a scenario. A
-new build has new benchmark configurations without samples, so the next sweep measures it.
+new build has new benchmark configurations without samples, so the next sweep measures the new build.
 """
 
 import logging

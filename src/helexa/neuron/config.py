@@ -210,6 +210,32 @@ class RecoveryConfig(Section):
     restart_window_secs: float = Field(default=600.0, gt=0)
 
 
+class GroupConfig(Section):
+    """Options of a host group: several hosts that compute models together (pipeline parallelism).
+
+    The environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT provide the first four options if they are
+    not set.
+
+    Attributes:
+        rank: number of this host, from 0. Host 0 runs the node's server.
+        world_size: number of hosts.
+        master_addr: address of host 0.
+        master_port: port at which every host accepts connections of the group. Default: 29500.
+        interface: this host's address in the private network that connects the hosts, or the name of its network
+            interface. Required, because connections between the hosts are authenticated but not encrypted.
+        secret_file: path of a file with the secret that all hosts share. Required.
+        join_timeout_secs: maximum time that a load waits for hosts that are not connected, in seconds.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    interface: str | None = None
+    secret_file: Path | None = None
+    join_timeout_secs: float = Field(default=120.0, ge=0)
+
+
 class ResponsesConfig(Section):
     """Limits of the memory in which the node stores responses of `/v1/responses` for `previous_response_id`.
 
@@ -260,6 +286,7 @@ class NeuronConfig(Section):
     log: LogConfig = Field(default_factory=LogConfig)
     downloads: DownloadsConfig = Field(default_factory=DownloadsConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    group: GroupConfig | None = None
     responses: ResponsesConfig = Field(default_factory=ResponsesConfig)
 
 

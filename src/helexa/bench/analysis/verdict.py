@@ -130,8 +130,8 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
 def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFFECT) -> float:
     """Return the smallest relative change that counts as a change, given the samples of earlier builds.
 
-    It is the larger of `min_effect` and twice the typical deviation between builds. The deviation is estimated from the
-    differences of adjacent builds, so a single change in the history hardly raises it.
+    The result is the larger of `min_effect` and twice the typical deviation between builds. The deviation is estimated
+    from the differences of adjacent builds, so a single change in the history barely raises the estimate.
     """
     medians = np.array([median(build) for build in history])
     if len(medians) < 2 or not (medians > 0).all():

@@ -62,7 +62,7 @@ class ApiQuery:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether results can be read."""
+    """Response of the query `health`, which shows that results can be read. `run_count` is the number of samples."""
 
     status: str
     run_count: int

@@ -20,7 +20,8 @@ T = TypeVar("T")
 class QueryExecutor:
     """Runs queries on the result database in a separate thread.
 
-    The database is opened at the first query. It is reopened if the file is replaced by another.
+    The database is opened at the first query. If another file has replaced the database file, the next query opens the
+    new file.
     """
 
     def __init__(self, path: Path) -> None:

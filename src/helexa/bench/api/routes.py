@@ -1,4 +1,4 @@
-"""HTTP routes of the API. Every website may read it (CORS). Errors are returned as one line of plain text."""
+"""HTTP routes of the API. Scripts of any website may call the API (CORS). Errors are returned as one line of text."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial

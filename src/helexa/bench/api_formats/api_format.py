@@ -23,7 +23,8 @@ class Answer:
         calls: tool calls by their index in the response.
         finish_reason: finish reason, or None if it has not been received.
         ended: True if the stream's last event has been received.
-        counted: number of completion tokens that the server reported with the last chunk, or None if it reported none.
+        counted: number of completion tokens that the server reported with the last chunk, or None if the chunk had no
+            count.
         prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: token counts reported by the server, or None.
         prefill_s, decode_s, queue_s: durations in seconds reported by the server, or None.
     """

@@ -32,7 +32,7 @@ class RejectedParameters:
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
-        """Return the request body `body` without the parameters that its model has rejected.
+        """Return the request body `body` without the parameters that the requested model has rejected before.
 
         If `substitutes` has a replacement for a rejected parameter, the replacement gets the value of the parameter.
         """

@@ -11,7 +11,7 @@ LogFormat = Annotated[Literal["text", "json"], Parameter()]
 
 
 def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
-    """Measure continuously: sweep, judge, wait; and serve the results.
+    """Measure all targets repeatedly, compare the results with earlier builds, and serve the results.
 
     Args:
         config: The configuration file.
@@ -55,7 +55,9 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
 
 
 def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:
-    """Measure unloading and loading of every warm model of every neuron. Each model is unavailable meanwhile.
+    """Measure unloading and loading of every loaded model of every neuron.
+
+    Each model is unavailable during its measurement.
 
     Args:
         config: The configuration file.

@@ -16,7 +16,7 @@ def score(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> None:
-    """Set the score of a run's artifact.
+    """Set the score of a run's artifact, which is the model's response that is stored with the run.
 
     Args:
         id: The run.

@@ -16,7 +16,8 @@ _PLACES = (Path("helexa-bench.toml"), Path("/etc/helexa-bench/helexa-bench.toml"
 def find_config(path: Path | None) -> Path | None:
     """Return the path of the configuration file, or None if there is no file.
 
-    It is `path` if given. Otherwise it is the first existing file of `./helexa-bench.toml` and the system-wide file.
+    The result is `path` if given. Otherwise, the result is `./helexa-bench.toml` if it exists, or else the system-wide
+    file if it exists.
     """
     return path or next((place for place in _PLACES if place.exists()), None)
 

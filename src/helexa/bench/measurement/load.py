@@ -19,10 +19,10 @@ Arrivals = Literal["poisson", "constant"]
 
 _MAX_IN_FLIGHT = 2048
 _LOOK_AFTER = 20  # arrivals; fewer show no trend
-_SURE = 3.3  # standard errors; false alarms of one in a thousand, as there are many tests
+_SURE = 3.3  # standard errors of a slope; about one false alarm in a thousand tests
 _SHED_SHARE = 0.05
 _LATER = 1.5
-_STUCK_SHARE = 0.2  # per arrival
+_STUCK_SHARE = 0.2  # growth of the number of requests in flight, per arrival
 _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 
@@ -32,8 +32,8 @@ class OpenLoop:
 
     Attributes:
         records: records of the requests, in the order of their scheduled times.
-        saturated: True if the server could not keep up. Then requests in flight or waiting times kept growing, or too
-            many requests were rejected.
+        saturated: True if the server could not keep up: the number of requests in flight or the waiting times kept
+            growing, or too many requests were rejected.
     """
 
     records: list[RequestRecord]
@@ -122,10 +122,10 @@ async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
 
 
 def fell_behind(records: Sequence[RequestRecord]) -> bool:
-    """Return whether the server could not keep up with an open loop.
+    """Return whether the server could not keep up with an open loop (requests that are sent at fixed times).
 
-    This is the case if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting times kept
-    growing.
+    The function returns True if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting
+    times kept growing.
     """
     shed = sum(record.status in ("rejected", "timeout", "incomplete") for record in records)
     if shed > _SHED_SHARE * len(records):

@@ -20,9 +20,9 @@ The rate of a shorter decode would depend mainly on how the server groups tokens
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Summary statistics of values.
+    """Summary statistics of a list of `n` numbers: mean, minimum, maximum and percentiles.
 
-    Percentiles are interpolated linearly. `p99` is None if there are fewer than 100 values.
+    Percentiles are interpolated linearly. `p99` is None for fewer than 100 numbers.
     """
 
     n: int
@@ -39,7 +39,8 @@ class Distribution:
 class Objectives:
     """Service level objectives (SLO): upper limits for latencies in seconds. None disables a limit.
 
-    A request counts as good if it meets all limits. Its times are measured from its scheduled time.
+    A request counts as good if it meets all limits. The times to the first token (`ttft_s`) and to the last token
+    (`e2e_s`) are measured from the request's scheduled time.
     """
 
     ttft_s: float | None = None
@@ -49,7 +50,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """The metrics of one request. A metric is None if the request does not define it.
+    """The metrics of one request, which the module `metrics` defines. A metric that cannot be computed is None.
 
     Attributes:
         estimated: True if the number of tokens is the number of chunks, because the server did not report tokens.
@@ -219,7 +220,8 @@ def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | No
     """Return the prefill rate in tokens per second, and whether it is estimated.
 
     The rate is the number of prompt tokens without cached tokens, divided by the prefill time that the server reports.
-    If the server does not report it, `ttft` (time to first token) is used, and the rate counts as estimated.
+    If the server does not report its prefill time, `ttft` (time to first token) is used, and the rate counts as
+    estimated.
     """
     if record.prompt_tokens is None:
         return None, False

@@ -15,7 +15,7 @@ class Metric:
     """Definition of a metric.
 
     Attributes:
-        name: name, which is also the column of the database table `run`.
+        name: name. If the database table `run` has a column for the metric, the column has the same name.
         title: display name.
         unit: `s`, `tok/s`, `1/s`, `tokens`, or empty for a share from 0 to 1.
         better: whether lower or higher values are better.

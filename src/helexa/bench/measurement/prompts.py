@@ -116,8 +116,8 @@ class Prompts:
     Args:
         seed: determines all words except the unique words. With the same seed, all builds receive prompts that differ
             only in the unique words.
-        salt: determines the unique words. It should be random for each sample. Otherwise a new database would repeat
-            the prompts of an old one, which the server may still have in its cache.
+        salt: determines the unique words. The salt should be random for each sample. Otherwise, measurements with a new
+            database would repeat earlier prompts, which the server may still have in its prefix cache.
     """
 
     def __init__(self, seed: int, salt: str) -> None:
@@ -133,7 +133,7 @@ class Prompts:
         return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
 
     def prefix(self, tokens: int) -> str:
-        """Return a text of about `tokens` tokens as the common prefix of several prompts. It is unique."""
+        """Return a unique text of about `tokens` tokens, as the common prefix of several prompts."""
         return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
 
     def words(self, count: int) -> str:

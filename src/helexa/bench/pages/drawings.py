@@ -1,4 +1,4 @@
-"""Computes small SVG drawings in tables. They need no script in the browser."""
+"""Computes small SVG drawings for tables, which browsers show without a script."""
 
 import math
 from collections.abc import Sequence

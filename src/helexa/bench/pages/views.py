@@ -135,7 +135,8 @@ def compare(archive: Archive, query: Query) -> Context:
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
     """Return the two newest builds of the most recently measured target, as `build@target`, older build first.
 
-    Return None for both if the target has only one build.
+    Only builds with samples of the most recently measured model and scenario are considered. With fewer than two
+    builds, return None for both.
     """
     configurations = archive.answer("latest", archive.reader.latest_configurations)
     if not configurations:
@@ -224,8 +225,8 @@ def _first_configuration(
 ) -> dict[str, Any] | None:
     """Select the benchmark configuration that a page shows.
 
-    It is the first measured configuration that matches the query in all `parts`. If there is none, the last of `parts`
-    is ignored, then the last two, and further until a configuration matches.
+    The function selects the first measured configuration that matches the query in all `parts`. If no configuration
+    matches, the function ignores the last of `parts`, then the last two, and so on until a configuration matches.
 
     Args:
         archive: the result database.

@@ -1,4 +1,4 @@
-"""Reads results through caches of query results."""
+"""Reads results from the database, and caches the results of queries."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

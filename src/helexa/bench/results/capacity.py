@@ -49,7 +49,8 @@ class Capacity:
     Attributes:
         loop: `closed` (fixed concurrency) or `open` (fixed request rate).
         points: metrics at each load, lowest load first.
-        knee: highest load at which no requests are rejected and TTFT is still low; see `knee`. None if unknown.
+        knee: highest load at which no requests are rejected and TTFT is still low (see the function `knee`). None if
+            unknown.
         knee_concurrency: the knee if `loop` is `closed`, else None.
     """
 

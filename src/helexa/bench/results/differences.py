@@ -40,7 +40,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def differences(tables: DimensionTables, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
-    """Return texts that describe how `a` and `b` differ: target, hardware, model configuration, scenario parameters."""
+    """Return texts that describe the differences of two benchmark configurations other than the build.
+
+    The differences are the target, the hardware, the model configuration and the scenario parameters.
+    """
     texts: list[str] = []
     if a.target_id != b.target_id:
         texts.append(f"target {tables.targets[a.target_id].name} → {tables.targets[b.target_id].name}")

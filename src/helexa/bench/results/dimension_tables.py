@@ -1,4 +1,4 @@
-"""Rows of the dimension tables by their ids, and display names of the rows."""
+"""Display names of targets, hosts, builds, models and scenarios, which results refer to by row id."""
 
 from collections import Counter
 from collections.abc import Collection

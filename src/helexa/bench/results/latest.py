@@ -89,7 +89,7 @@ class LatestResult:
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
 ) -> list[LatestResult]:
-    """Return the most recently measured configuration of each target, model and scenario.
+    """Return the most recently measured benchmark configuration of each target, model and scenario.
 
     The results are sorted by target, model and scenario.
 
@@ -134,7 +134,11 @@ def scenario_order(tables: DimensionTables, scenario_id: int) -> tuple[Any, ...]
 
 
 def by_group(results: Sequence[LatestResult]) -> Iterator[tuple[str, str, list[LatestResult]]]:
-    """Yield each target and model with its results. `results` must be sorted by target and model."""
+    """Yield each target and model with its results.
+
+    Args:
+        results: the results, sorted by target and model.
+    """
     for (target, model), group in groupby(results, key=lambda one: (one.target, one.model)):
         yield target, model, list(group)
 

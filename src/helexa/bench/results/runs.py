@@ -17,7 +17,7 @@ class RunDetail:
 
     Attributes:
         metrics: summary statistics and totals by metric.
-        requests: the requests of the sample. Empty if they were deleted because of their age.
+        requests: the requests of the sample. Empty if the requests were deleted because of their age.
     """
 
     run: RunRow

@@ -60,7 +60,11 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def ladder_kind(result: LatestResult) -> str:
-    """Return whether the scenario of `result` measures `cold`, `warm` or `decode` rates."""
+    """Return the kind of rates that a benchmark configuration measures.
+
+    The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached
+    context).
+    """
     name_parts = result.scenario.split(":")
     return "decode" if result.kind == "decode" else "warm" if "warm" in name_parts else "cold"
 

@@ -135,7 +135,7 @@ class BuildSamples:
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     """Group database rows by build, host, model and scenario.
 
-    Return the groups, sorted by the time of their first sample.
+    Return the groups, sorted by the time of the first sample in the group.
     """
     builds: dict[tuple[int, int, int, int], BuildSamples] = {}
     for row in rows:
@@ -147,10 +147,10 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `configuration` and those of earlier builds on the same hardware and configuration.
+    """Return the samples of `configuration`, and those of earlier builds with the same hardware and configuration.
 
-    The samples of a build are in the order in which they were stored. This order is correct even if the calendar clock
-    was changed meanwhile.
+    The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
+    changed between two samples.
     """
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
@@ -197,7 +197,7 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index in `history` of the last build with a confirmed change of the metric, or 0 if there is none."""
+    """Return the index in `history` of the last build with a confirmed change of the metric, or 0 without changes."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]

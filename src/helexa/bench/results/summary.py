@@ -155,7 +155,10 @@ def _row(archive: Archive, result: LatestResult) -> SummaryRow:
 
 
 def _judge(archive: Archive, configuration: ConfigurationRow, metric: str) -> tuple[Verdict, list[float]]:
-    """Return the comparison with earlier builds, and the medians of the newest builds, oldest first."""
+    """Compare the build of a benchmark configuration with earlier builds.
+
+    Return the result of the comparison, and the medians of the newest 20 builds, oldest build first.
+    """
     builds = configuration_samples(archive, configuration, metric)
     own = next((one.values for one in builds if one.build_id == configuration.build_id), [])
     history = [one for one in builds if one.build_id != configuration.build_id]

@@ -34,7 +34,7 @@ class Agentic:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {
             "conversations": self.conversations,
             "turns": self.turns,

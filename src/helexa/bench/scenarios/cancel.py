@@ -27,7 +27,7 @@ class Cancel:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
         return ScenarioKey("cancel", "cancel", params)
 

@@ -29,7 +29,7 @@ class Capability:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"prompt": self.prompt, "max_tokens": self.max_tokens, "expect": list(self.expect)}
         return ScenarioKey(f"capability:{self.name}", "capability", params)
 

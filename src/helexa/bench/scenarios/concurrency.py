@@ -26,7 +26,7 @@ class Concurrency:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {
             "concurrency": self.level,
             "duration_s": self.duration_secs,

@@ -89,7 +89,7 @@ class Correctness:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         cases = [[case.prompt, dict(case.expected), case.tool, case.schema] for case in self.cases]
         tools = [[tool.name, tool.description, dict(tool.parameters)] for tool in self.tools]
         return ScenarioKey(self.name, "correctness", {"cases": cases, "tools": tools, "max_tokens": _MAX_TOKENS})
@@ -99,9 +99,9 @@ class Correctness:
         return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send all cases and compute the score.
+        """Send the requests of all cases one after the other, and compute the share of correct responses as the score.
 
-        A failed request makes the sample invalid and does not count as incorrect.
+        A failed request makes the sample invalid, so that the score of the sample is not used.
         """
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []

@@ -25,7 +25,7 @@ class Image:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"pixels": self.pixels, "prompt": _PROMPT, "seed": _SEED}
         return ScenarioKey(f"image:{self.pixels}", "image", params)
 

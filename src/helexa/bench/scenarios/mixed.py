@@ -34,7 +34,7 @@ class Mixed:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {
             "prompt_tokens": self.prompt_tokens,
             "duration_s": self.duration_secs,

@@ -31,7 +31,7 @@ class Rate:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {
             "rate_rps": self.rate_rps,
             "arrivals": self.arrivals,
@@ -48,7 +48,7 @@ class Rate:
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send requests at their scheduled times, until the given time is over or the server is saturated.
+        """Send requests at their scheduled times, until `duration_secs` is over or the server is saturated.
 
         A sample of a saturated server is valid, because its failures show the server's limit.
         """

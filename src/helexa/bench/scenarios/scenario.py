@@ -15,7 +15,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a scenario measures, and the client that it uses.
+    """The model that a scenario measures, and the objects that the scenario needs to measure the model.
 
     Attributes:
         client: client of the server.
@@ -74,7 +74,7 @@ class Scenario(Protocol):
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         ...
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:

@@ -27,7 +27,7 @@ class Single:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
         return ScenarioKey(f"single:{self.cache}:{self.prompt_tokens}", "single", params)
 
@@ -36,7 +36,10 @@ class Single:
         return fits(model, self.prompt_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send one request. For `warm`, an unrecorded request first puts the prompt's prefix into the prefix cache."""
+        """Send one request.
+
+        If `cache` is `warm`, an unrecorded request first puts the prompt's prefix into the prefix cache.
+        """
         if self.cache == "warm":
             return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
         turns = subject.prompts(seed).cold(self.prompt_tokens)
@@ -54,7 +57,7 @@ class DecodeAtDepth:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
         return ScenarioKey(f"decode:{self.depth_tokens}", "decode", params)
 
@@ -71,7 +74,7 @@ async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_toke
     """Put a prefix into the prefix cache with an unrecorded request, then send a measured request with this prefix.
 
     Args:
-        subject: what is measured.
+        subject: the model to measure, and the client of the server.
         seed: random seed of the prompt.
         prompt_tokens: tokens of the prefix.
         max_tokens: maximum number of tokens of the measured response.

@@ -23,12 +23,12 @@ class Swap:
 
     @property
     def key(self) -> ScenarioKey:
-        """Name and parameters under which samples of the scenario are stored."""
+        """Name and parameters that identify the scenario in the database."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": "cold"}
         return ScenarioKey("swap", "swap", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model generates text and `control` can load it."""
+        """Return whether the model generates text and can be loaded by `control`, the server's management API."""
         return control is not None and bool(model.load) and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

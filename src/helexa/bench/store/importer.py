@@ -1,7 +1,7 @@
 """Imports the table `runs` of the first version of helexa-bench.
 
 Values that the old table lacks are stored as None or an empty text. The old table may have columns that this version
-does not know. They are stored as additional JSON data.
+does not know. The values of these columns are stored as additional JSON data.
 """
 
 import json

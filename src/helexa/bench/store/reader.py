@@ -109,7 +109,7 @@ class Reader:
         return self._connection.execute("SELECT count(*) FROM run").fetchone()[0]
 
     def run(self, run_id: int) -> RunRow | None:
-        """Return the sample with this id, or None if there is none."""
+        """Return the sample with this id, or None if no sample has the id."""
         rows = self._rows(RunRow, f"SELECT {_RUN_SELECT} FROM {_RUN_FROM} WHERE run.id = ?", (run_id,))
         return rows[0] if rows else None
 

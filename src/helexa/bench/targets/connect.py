@@ -17,7 +17,15 @@ from helexa.bench.targets.target import TargetServer
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A target with its management API, its configuration and an HTTP session."""
+    """A target (server to measure), and the objects that communicate with the target.
+
+    Attributes:
+        target: name, kind and address of the target.
+        server: object that reads the target's build, hardware, models and accelerator readings.
+        section: the target's entry in the configuration.
+        session: HTTP session for all requests.
+        rejected: optional request parameters that the target's models have rejected.
+    """
 
     target: Target
     server: TargetServer

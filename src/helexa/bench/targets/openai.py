@@ -1,4 +1,4 @@
-"""All other kinds of targets. Models and engine version are read from the server's public API."""
+"""Targets of the kinds `openai`, `anthropic` and `cortex`, whose models and version are read from the public API."""
 
 from typing import Any
 from urllib.parse import urlsplit

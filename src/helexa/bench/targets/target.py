@@ -15,7 +15,7 @@ class TargetError(HelexaError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The host and the build of a target at the moment."""
+    """The current host and build of a target (server to measure)."""
 
     host: Host
     build: Build
@@ -78,7 +78,7 @@ class TargetServer(Protocol):
         ...
 
     async def identity(self) -> Identity:
-        """Return the host and the build of the server at the moment."""
+        """Return the current host and build of the server."""
         ...
 
     async def models(self) -> list[ServedModel]:

@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
     async def _wait_for_event(self) -> None:
         """Wait until bytes of the response arrive or the response ends.
 
-        Callers must first read all buffered bytes. The timer runs from the first call on.
+        Callers must first read all buffered bytes. The first call starts the timer that detects a silent node.
 
         Raises:
             UpstreamError: the response has already failed.

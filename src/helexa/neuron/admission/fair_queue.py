@@ -7,11 +7,13 @@ therefore cannot deadlock over slots and memory.
 
 The principals (API key owners) share the slots fairly:
 
-* Each principal has a sum of the KV pages of all its admitted requests. The next request comes from the principal with
-  the smallest sum, so principals with large requests are admitted less often.
-* The sum of a new principal starts close to the sums of the others. Otherwise its requests would all be admitted first.
+* For each principal, the queue adds up the KV pages of all requests admitted so far, including finished requests. The
+  next request comes from the principal with the smallest sum, so principals with large requests are admitted less
+  often.
+* The sum of a new principal starts close to the sums of the other principals. If it started at zero, all requests of
+  the new principal would be admitted first.
 * If there are at least `_MANY_SLOTS` slots, one principal can hold all slots except one.
-* Anonymous requests count as one principal. They are admitted only if no request with a principal waits.
+* Anonymous requests count as one principal, and are admitted only if no request with a principal waits.
 """
 
 import math
@@ -50,8 +52,8 @@ class Limits:
         slots: maximum number of admitted requests.
         queue: maximum number of waiting requests.
         wait: maximum seconds that a request waits for a slot.
-        kv_wait: maximum seconds that a request waits for KV cache memory, counted from the moment at which it was next
-            in line for a free slot but lacked memory.
+        kv_wait: maximum seconds that a request waits for KV cache memory. The time starts when the request is next in
+            line for a free slot, but too few KV pages are available.
         per_principal: maximum number of admitted and waiting requests of one principal; 0 for no limit.
         anon_slots: maximum number of admitted anonymous requests; 0 rejects all anonymous requests.
         anon_pending: maximum number of admitted and waiting anonymous requests.
@@ -91,7 +93,7 @@ class Ticket:
         deadline: time at which a waiting request is rejected.
         starved: whether the request was next in line for a slot but had to wait for KV cache memory.
         passed: number of later requests that were admitted before this request while it waited for memory.
-        held: number of KV pages that the engine has allocated for the request, by its last report.
+        held: number of KV pages that the engine has allocated for the request, as last reported by the engine.
     """
 
     principal: str
@@ -120,10 +122,11 @@ class Ticket:
 class FairQueue:
     """Decides which requests of one model are admitted, queued or rejected.
 
-    The methods `arrive`, `leave` and `tick` return the tickets that they have admitted or rejected.
+    Each request has a `Ticket`. The methods `arrive`, `leave` and `tick` return the tickets of the requests that they
+    have admitted or rejected.
 
     Attributes:
-        free: number of free KV pages, as last reported by the engine. The caller sets it.
+        free: number of free KV pages, as last reported by the engine. The caller updates this number.
         waiting: number of waiting requests.
         admitted: number of requests that are admitted and have not left.
         rejections: number of rejected requests since the start, by reason.
@@ -265,8 +268,10 @@ class FairQueue:
     def _next(self, now: float) -> Ticket | None:
         """Return the next request to admit, or None if no request can be admitted.
 
-        The oldest waiting request of the principal with the smallest sum of pages comes next, if enough KV pages are
-        available. Otherwise a request of another principal can be admitted first, at most `_MAX_PASSES` times.
+        The next request is the oldest waiting request of the principal with the smallest sum of pages. Principals with
+        the maximum number of slots are skipped. If too few KV pages are available for the next request, a request of
+        another principal can be admitted first, at most `_MAX_PASSES` times. If no request of the model is running, the
+        next request is admitted even if too few KV pages are available.
         """
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Describes a tool for a grammar: its name, the schema of its arguments, and whether the grammar enforces it."""
+"""Describes a tool for a grammar: the name, the schema of the arguments, and whether the whole schema is enforced."""
 
 import re
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class CallableTool:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the schema only lists named parameters.
+        """Whether the schema only lists named parameters, without keywords that allow or restrict other properties.
 
         The arguments can then be written one by one, without a JSON object around them.
         """
@@ -64,9 +64,9 @@ class CallableTool:
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """Schema of the JSON object that contains all arguments.
+        """Schema of the JSON object that contains all arguments of a call.
 
-        If the tool's schema names parameters and does not mention additional parameters, only the named ones are
+        If the tool's schema names parameters and does not mention additional parameters, only the named parameters are
         allowed.
         """
         schema = {**self.schema, "type": "object"}

@@ -24,7 +24,8 @@ def json_call(rules: Rules, tool: CallableTool) -> str:
 def schema_call(rules: Rules, tool: CallableTool, key: str) -> str:
     """Return a Lark expression for a call of `tool` in the form `{"name": ..., KEY: {...}}`.
 
-    The whole call is one JSON Schema. A grammar can therefore also allow other JSON text in place of the call.
+    KEY is the argument `key`, and its value contains the arguments of the call. The whole call is one JSON Schema, so a
+    grammar can allow other JSON text as an alternative to the call.
     """
     schema = {
         "type": "object",

@@ -55,8 +55,8 @@ def _error_of_schema(schema: Any) -> str:
 def _pointer(schema: dict[str, Any], error: str) -> str:
     """Return the JSON pointer of the part of `schema` that causes `error`.
 
-    This is the innermost subschema that causes the same error if it is compiled alone. At a time limit, the search ends
-    with the innermost subschema found.
+    This part is the innermost subschema that causes the same error if it is compiled alone. The search has a time
+    limit, after which the function returns the innermost subschema found so far.
     """
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""

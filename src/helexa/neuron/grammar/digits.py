@@ -1,4 +1,4 @@
-"""Limits the digits of numbers in a JSON Schema. Otherwise a weak model may write digits up to its output limit."""
+"""Limits the digits of numbers in a JSON Schema, because a weak model may otherwise repeat digits without end."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +21,10 @@ _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalPr
 
 
 def bounded(schema: Any) -> Any:
-    """Return a copy of `schema` that limits the number of digits of numbers.
+    """Return a copy of the JSON Schema `schema` that limits the number of digits of numbers.
 
-    Numbers without bounds get the bounds -`LARGEST` and `LARGEST`, and at most 10 decimal places (`DECIMALS`).
+    If a number has no lower or no upper bound, the bound -`LARGEST` or `LARGEST` is added. If the number of decimal
+    places is not limited, the limit is 10 (`DECIMALS`).
     """
     if isinstance(schema, list):
         return [bounded(item) for item in schema]
@@ -43,7 +44,11 @@ def bounded(schema: Any) -> Any:
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
-    """Return the keywords to add to a numeric schema: those of `minimum`, `maximum` and `multipleOf` that it lacks."""
+    """Return the keywords `minimum`, `maximum` and `multipleOf` to add to the schema of a number.
+
+    A keyword is returned only if `schema` has no corresponding limit. The result is empty if a bound in `schema` is not
+    a number or has an absolute value above `LARGEST`.
+    """
     stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
     if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
         return {}

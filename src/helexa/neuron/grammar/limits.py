@@ -1,4 +1,4 @@
-"""Limits on the cost of compiling a grammar, which the server's check and the engine share."""
+"""Limits on the cost of compiling a grammar, for the server, which checks grammars, and the engine, which uses them."""
 
 MAX_BYTES = 1 << 19
 """Length limit of a grammar, in UTF-8 bytes."""

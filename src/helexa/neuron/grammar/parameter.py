@@ -43,7 +43,7 @@ class Parameter:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every text that the grammar allows is parsed into a value that the schema accepts."""
+        """Whether the schema accepts each value that the tool-call parser reads from text that matches the grammar."""
         return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
 
     def value(self, rules: Rules, margin: str, tag: str) -> str:
@@ -85,7 +85,7 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the schema allows only numbers, booleans and null, whose JSON contains no strings."""
+        """Whether the schema allows only values that JSON writes without quotes: numbers, booleans and null."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 

@@ -59,6 +59,6 @@ def harmony_final(rules: Rules, message: str) -> str:
 
 
 def harmony_text(rules: Rules, end: str = "") -> str:
-    """Return a Lark expression for the text of a Harmony message, followed by the marker `end` if it is not empty."""
+    """Return a Lark expression for the text of a Harmony message. If `end` is not empty, the marker `end` follows."""
     text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS["harmony"].markers))))
     return rules.text_to("", end, text) if end else text

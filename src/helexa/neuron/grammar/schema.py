@@ -11,7 +11,7 @@ _MAX_STEPS = 150
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
-    """Return `schema` if it is an object that is not nested too deeply. Return `{}` if it is `true`.
+    """Return `schema` if it is an object that is not nested too deeply. Return `{}` if `schema` is `true`.
 
     Args:
         schema: the value from the request.

@@ -54,11 +54,13 @@ def for_tools(
             enforce are ignored.
         token_id: function that returns the token id of a marker, or None if the marker is not a single token.
         message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
-        reasons: whether to allow reasoning first, in formats that write reasoning and calls in the same way (Harmony).
+        reasons: whether to allow a reasoning message before the calls. Only used for the Harmony format, which writes
+            both reasoning and calls as messages.
 
     Raises:
-        ApiError: 400 `invalid_schema` or `unsupported_schema`: the schema of a tool, which the message names. 400
-            `invalid_grammar`: the chosen tool does not exist, there are no tools, or a tool's name is invalid.
+        ApiError: 400 `invalid_schema`: a tool's schema is invalid. 400 `unsupported_schema`: the tool-call format
+            cannot express a tool's schema. 400 `invalid_grammar`: the chosen tool does not exist, `tools` is empty, or
+            a tool's name is invalid.
     """
     if choice not in ("required", "auto"):
         if choice not in tools:
@@ -143,8 +145,9 @@ def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _
 def _harmony(rules: Rules, callable_tools: list[CallableTool], may_message: bool, content: str, reasons: bool) -> str:
     """Return the grammar of output with tool calls in the Harmony format.
 
-    The output is optional reasoning, followed by one call, which ends the output. If `may_message` is True, text may
-    precede the call, and a final message may replace the call.
+    The output is optional reasoning, followed by one call, which ends the output. If `reasons` is False, reasoning is
+    not allowed. If `may_message` is True, text may precede the call, and a final message may replace the call.
+    `content` is the Lark expression of the final message's content. If `content` is empty, any text is allowed.
     """
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."

@@ -11,18 +11,21 @@ from helexa.neuron.ops.norm import HeadNorms
 
 
 class Attention:
-    """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023); a mixer.
+    """Self-attention with `heads` query heads that share `kv_heads` key and value heads (Ainslie et al., 2023).
 
-    Each rank computes its own heads.
+    The class implements `Mixer`, the sublayer of a decoder layer that mixes positions. With tensor parallelism, each
+    rank computes some of the heads.
 
     Args:
         rope: rotary embedding of this layer.
         scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
-        window: number of positions that each query attends to, including its own; None for all.
-        sinks: the checkpoint's tensor `sinks` holds one score per head, which takes part in every softmax.
-        norms: (epsilon, offset) of RMS norms on each query and key head before rotation (`q_norm` and `k_norm`). The
-            offset is added to the weights in the checkpoint. None for no norms.
-        gated: `q_proj` yields a query and a gate for each head; the sigmoid of the gate multiplies the head's output.
+        window: number of positions that each query attends to, including its own; None for all positions.
+        sinks: whether the heads have attention sinks: the checkpoint's tensor `sinks` holds one score per head, and
+            the softmax of the head includes this score.
+        norms: (epsilon, offset) of the RMS norms `q_norm` and `k_norm`, which are applied to each query and key head
+            before the rotary embedding. The offset is added to the norm weights of the checkpoint. None for no norms.
+        gated: whether `q_proj` yields a query and a gate for each head. The sigmoid of the gate multiplies the head's
+            output.
     """
 
     state_bytes = 0
@@ -68,14 +71,16 @@ class Attention:
         self.page_bytes = loader.ops.page_bytes(self._kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
-        """Return a zeroed KV cache of `pages` pages for this layer; `slots` is ignored."""
+        """Return a zeroed KV cache of `pages` pages for this layer. Attention ignores `slots`, the state slots."""
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Write the keys and values of all rows to `cache`, and return the attention output.
+        """Write the keys and values of all rows to the KV cache `cache`, and return the attention output.
 
         Args:
             x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            cache: KV cache of this layer, from `new_cache`.
+            step: the batch and its rotary tables.
             rows: int32 [S], indexes of the rows to return; None for all rows.
 
         Returns:

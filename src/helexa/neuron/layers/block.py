@@ -15,7 +15,7 @@ class Block:
     """A pre-norm decoder layer, which adds the outputs of a mixer and of a feed-forward layer to the residual stream.
 
     Args:
-        mixer: attention or Gated DeltaNet (see `Mixer`).
+        mixer: the sublayer that mixes positions: attention or Gated DeltaNet (see `Mixer`).
         mlp: feed-forward layer.
         norms: norm of the mixer's input, and norm of the feed-forward layer's input.
         post_norms: norm of the mixer's output, and norm of the feed-forward layer's output, as in Gemma 3. None if the
@@ -39,16 +39,20 @@ class Block:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, and return the residual stream and this layer's output, which is not yet added to it.
+        """Compute the layer, and return the residual stream and the output of the feed-forward layer.
 
-        The norms add pending outputs to the stream in place, because a kernel can do both at once. The caller passes
-        both results to the next layer, or to the final norm.
+        The returned residual stream does not yet include the returned output. The caller passes both to the next
+        layer or to the final norm, because one kernel can add the output to the residual stream and compute the norm.
 
         Args:
-            hidden: [T, H], residual stream; changed in place.
+            hidden: [T, H], residual stream, changed in place: T rows (tokens of the batch), H the hidden size.
             delta: [T, H], output of the previous layer, which this layer adds to `hidden`; None for the first layer.
-            cache: KV cache or recurrent state of the mixer. The mixer updates it for all T rows.
+            cache: KV cache or recurrent state of the mixer. The mixer updates the cache for all T rows.
+            step: the batch and its rotary tables.
             rows: int32 [S], indexes of the rows to return; None for all rows.
+
+        Returns:
+            Two tensors [T, H], or [S, H] if `rows` is given.
         """
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
         if rows is not None:

@@ -1,4 +1,4 @@
-"""Token embedding."""
+"""Token embedding, whose rows may be divided among several ranks."""
 
 from typing import Any
 
@@ -9,12 +9,15 @@ from helexa.neuron.ops.ranks.shares import Shares
 
 
 class Embedding:
-    """Rows of a [vocabulary, H] weight. A quantized weight stays quantized; only the requested rows are dequantized.
+    """Token embedding: returns rows of a weight [vocabulary, H] by token id. H is the hidden size.
+
+    A quantized weight stays quantized in memory. Each call dequantizes only the requested rows.
 
     Attributes:
-        matrix: the weight in the format of the kernels, or its rows of this rank; a head may share it.
-        shares: division of the rows among the ranks.
-        vocab_size: number of rows of all ranks.
+        matrix: this rank's rows of the weight, in the layout of the kernels. In a model with tied embeddings, the
+            output head uses the same matrix.
+        shares: division of the weight's rows among the ranks.
+        vocab_size: number of rows of the whole weight.
     """
 
     def __init__(self, ops: Ops, matrix: Any, shares: Shares) -> None:
@@ -24,7 +27,10 @@ class Embedding:
         self.vocab_size = shares.total
 
     def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the embeddings of `tokens` [T], multiplied by `factor`, as float32 [T, H]."""
+        """Return the embeddings of T token ids `tokens`, multiplied by `factor`, as float32 [T, H].
+
+        H is the hidden size.
+        """
         if len(self.shares.ranges) == 1:
             return self._ops.embedding(self.matrix, tokens, factor)
         # Each token's embedding is on one rank. The other ranks add zeros.

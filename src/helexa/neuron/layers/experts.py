@@ -1,4 +1,4 @@
-"""Reader of the expert weights of a mixture of experts, for all supported checkpoint layouts."""
+"""Read the weights of a layer's experts from a checkpoint, in any of the supported checkpoint layouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,8 @@ from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
 class ExpertReader:
     """Reads the matrices of E experts, which a checkpoint stores separately or stacked in one tensor.
 
-    I is the intermediate size and H the hidden size. The layouts are, each with optional biases:
+    H is the hidden size, and I is the intermediate size of an expert. These checkpoint layouts are supported, each with
+    optional biases:
 
     * one matrix per expert: for expert 7, `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight` and
       `prefix.7.down_proj.weight`
@@ -33,7 +34,11 @@ class ExpertReader:
         self.count = count
 
     def experts(self, shares: ExpertShares) -> list[Expert]:
-        """Return all experts in order, each with the rows of this rank."""
+        """Read all experts, and return them in ascending order.
+
+        Args:
+            shares: division of each expert's rows among the ranks. The experts contain only this rank's rows.
+        """
         hidden, intermediate, own = shares.hidden.total, shares.intermediate.total, shares.intermediate.own
         if f"{self.prefix}.gate_up_proj" in self.loader:
             both = (own.times(1, 0, 2 * intermediate), own.times(1, intermediate, 2 * intermediate))
@@ -47,11 +52,17 @@ class ExpertReader:
         ]
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
-        """Return the rows `ranges` of one expert's matrix from the tensor that stacks all experts."""
+        """Return rows of one expert's matrix from the tensor `name`, which stacks the matrices of all experts.
+
+        Args:
+            shape: shape of one expert's matrix.
+            expert: index of the expert.
+            ranges: ranges of the rows to return.
+        """
         return self.loader.matrix(name, (self.count, *shape), expert, ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the stacked biases `name` of all experts, float32 [E, width]."""
+        """Return the tensor `name` of the biases of all E experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
     def _matrices(
@@ -60,8 +71,9 @@ class ExpertReader:
         """Return for each expert a list of matrices, and the concatenated biases of these matrices or None.
 
         Args:
-            outputs: name of each matrix without the prefix, such as `gate_proj`, and its number of outputs.
-            inputs: number of inputs of each matrix.
+            outputs: for each matrix, the name without the prefix, such as `gate_proj`, and the ranges of the rows to
+                return.
+            inputs: number of columns of each matrix.
         """
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))

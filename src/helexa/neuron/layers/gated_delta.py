@@ -14,22 +14,26 @@ from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.ranks.shares import RowRange
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
-_LARGEST_STATE = 1 << 26  # bytes per sequence and layer; the largest models have 3 MiB
+_LARGEST_STATE = 1 << 26  # bytes per sequence and layer; real models use a few MiB
 
 
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution; a mixer.
+    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution over tokens.
 
-    Each rank computes its own key heads and their value heads.
+    The class implements `Mixer`, the sublayer of a decoder layer that mixes positions. With tensor parallelism, each
+    rank computes some of the key heads and the value heads that share these key heads.
 
-    The checkpoint has four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
-    (`in_proj_qkvz`, `in_proj_ba`). In the latter, the rows of each key head and of its value heads are grouped.
+    A checkpoint has either four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
+    (`in_proj_qkvz`, `in_proj_ba`). In a checkpoint with two projections, the rows of a projection are grouped by key
+    head.
 
     Args:
-        key_heads, heads: Hk and Hv; each key head serves Hv / Hk value heads.
-        key_dim, value_dim: Dk and Dv.
-        kernel: K, the number of tokens in the convolution's window.
-        eps: epsilon of the norm on each head's output.
+        key_heads: number of query heads, and of key heads.
+        heads: number of value heads. `heads / key_heads` value heads share one key head.
+        key_dim: width of a query or key head.
+        value_dim: width of a value head.
+        kernel: number of tokens in the convolution's window.
+        eps: epsilon of the norm on each value head's output.
     """
 
     page_bytes = 0
@@ -97,16 +101,19 @@ class GatedDeltaNet:
         self._shares = shares.queries.times(value_dim) if loader.ranks > 1 else None
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
-        """Return a cache with `slots` state slots; `pages` is ignored."""
+        """Return a cache with `slots` state slots, each for one recurrent state. The layer has no KV `pages`."""
         return self._rule.new_cache(slots)
 
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
         """Update the recurrent states in `cache`, and return the layer's output.
 
-        Only accepted tokens change a state; draft tokens do not (see `Span.settled`).
+        Accepted tokens change the recurrent state of their sequence. Draft tokens of speculative decoding do not
+        (see `Span.settled`).
 
         Args:
             x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            cache: recurrent states of this layer, from `new_cache`.
+            step: the batch.
             rows: int32 [S], indexes of the rows to return; None for all rows.
 
         Returns:
@@ -125,12 +132,16 @@ def _ungrouped(
     widths: tuple[int, ...],
     ranges: Sequence[RowRange],
 ) -> Any:
-    """Return the rows `ranges` of a matrix sorted by projection.
+    """Read the matrix of several projections with its rows sorted by projection, and return the rows `ranges`.
 
-    The checkpoint groups the rows of all projections by key head.
+    In the checkpoint, the rows of the matrix are grouped by key head instead. The group of a key head contains rows of
+    each projection.
 
     Args:
-        widths: rows of each projection in the group of one key head.
+        name: name of the matrix in the checkpoint.
+        inputs: number of columns of the matrix.
+        widths: number of rows of each projection in the group of one key head.
+        ranges: ranges of the sorted rows.
     """
     shape = (key_heads * sum(widths), inputs)
 

@@ -12,7 +12,7 @@ class GatheredLinear:
 
     Args:
         product: linear layer that computes the outputs of this rank.
-        shares: division of the outputs.
+        shares: division of the outputs among the ranks.
     """
 
     def __init__(self, ops: Ops, product: LinearOp, shares: Shares) -> None:
@@ -21,5 +21,5 @@ class GatheredLinear:
         self._shares = shares
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs of all ranks, [T, N], for inputs x [T, K]."""
+        """Return the N outputs of all ranks for T rows of K inputs: [T, N] for x [T, K]."""
         return self._ops.gather(self._product(x), self._shares)

@@ -1,4 +1,4 @@
-"""Interface of the sublayer of a block that mixes positions: attention or a recurrence."""
+"""Interface of the sublayer of a decoder layer that mixes positions: attention or a recurrence."""
 
 from typing import Any, Protocol
 
@@ -19,17 +19,20 @@ class Mixer(Protocol):
     state_bytes: int
 
     def new_cache(self, pages: int, slots: int) -> Any:
-        """Return a cache for `pages` KV pages, or for the recurrent states of `slots` state slots.
+        """Return the layer's cache: a KV cache of `pages` pages, or recurrent states in `slots` state slots.
 
-        A cache of recurrent states has a method `copy(source, target)`, which copies the state of one slot to another.
+        A cache of recurrent states has a method `copy(source, target)`, which copies the state of slot `source` to slot
+        `target`.
         """
         ...
 
     def __call__(self, x: Tensor, cache: Any, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Update `cache` with the rows of this step, and return the outputs.
+        """Update the KV cache or recurrent states in `cache` with all rows of the batch, and return the outputs.
 
         Args:
             x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            cache: the cache from `new_cache`.
+            step: the batch and its rotary tables.
             rows: int32 [S], indexes of the rows to return; None for all rows.
 
         Returns:

@@ -21,7 +21,7 @@ class GatedMlp:
             {f"{prefix}.gate_proj": shares.own, f"{prefix}.up_proj": shares.own}, hidden
         )
         self._shares = shares if loader.ranks > 1 else None
-        gate = act if self._shares is None else None  # several ranks gate their own outputs before the exchange
+        gate = act if self._shares is None else None  # with several ranks, each rank applies the gate before the gather
         self._down = loader.linear(f"{prefix}.down_proj", hidden, intermediate, gate)
 
     def __call__(self, x: Tensor) -> Tensor:

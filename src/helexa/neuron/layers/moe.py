@@ -12,7 +12,8 @@ class SparseMoe:
     """A feed-forward layer in which each row (token) uses a few of E experts (Shazeer et al., 2017).
 
     Args:
-        router: name of the router. The checkpoint has `router.weight` [E, hidden], and optionally `router.bias`.
+        router: tensor name of the router. The checkpoint has the tensor `<router>.weight` [E, hidden], and optionally
+            `<router>.bias`.
         reader: reader of the experts' weights.
         routing: rule that selects the experts of each row and their weights.
         intermediate: intermediate size of each expert.
@@ -44,10 +45,10 @@ class SparseMoe:
 
 
 class SharedExpert:
-    """An expert that all rows use in addition to the selected experts.
+    """An expert that all rows (tokens) use in addition to the experts that the router selects.
 
-    The checkpoint has its weights at `prefix.shared_expert`. The linear layer `prefix.shared_expert_gate` computes one
-    gate per row, and the sigmoid of the gate multiplies the expert's output.
+    The names of the expert's weights in the checkpoint start with `prefix.shared_expert`. The linear layer
+    `prefix.shared_expert_gate` computes one gate per row, and the sigmoid of the gate multiplies the expert's output.
     """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
@@ -56,5 +57,8 @@ class SharedExpert:
         self._gate = loader.replicated_linear(f"{prefix}.shared_expert_gate", 1, hidden)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the sum of `out` [T, H] and the gated output of this expert for inputs x [T, H]."""
+        """Return the sum of `out` [T, H] and the gated output of this expert for inputs x [T, H].
+
+        T is the number of rows, and H is the hidden size. `out` is the output of the selected experts.
+        """
         return self._ops.add_gated(out, self._expert(x), self._gate(x))

@@ -14,11 +14,12 @@ from helexa.neuron.ops.protocol import Ops
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of a model configuration, with the keys of `rope_parameters` in current transformers.
 
-    Older configurations have `rope_scaling` and top-level keys instead. The result always has `rope_type`,
-    `rope_theta` and `partial_rotary_factor`, and the further keys that the RoPE type needs.
+    Older configurations have `rope_scaling` and top-level keys instead of `rope_parameters`. The result always has
+    `rope_type`, `rope_theta` and `partial_rotary_factor`, and all other keys of the configuration's `rope_scaling` or
+    `rope_parameters`.
 
     Raises:
-        ModelFileError: `rope_parameters` has separate settings for each type of layer.
+        ModelFileError: the configuration has separate rotary settings for each type of layer.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in scaling.values()):
@@ -32,15 +33,17 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Rope:
-    """The rotary frequencies of a model, or of one type of its layers.
+    """The rotary embedding of a model, or of one type of a model's layers.
 
-    The first R = `partial_rotary_factor` * D numbers of each head are rotated. D is the head dimension.
+    The embedding rotates the first R = `partial_rotary_factor` * `head_dim` numbers of each head.
 
     Args:
-        settings: result of `rope_settings`. If it has `mrope_section`, positions may have three axes (M-RoPE).
-        head_dim: D.
-        trained_context: context length to use if `settings` lacks `original_max_position_embeddings`.
-        factors: [R / 2], numbers by which the frequencies are divided. Some GGUF files contain them. None for 1.
+        settings: result of `rope_settings`. If `settings` has the key `mrope_section`, positions may have three axes
+            (M-RoPE).
+        head_dim: width of each head.
+        trained_context: training context length to use if `settings` lacks `original_max_position_embeddings`.
+        factors: [R / 2], numbers by which the frequencies are divided, from a GGUF file. None to leave the frequencies
+            unchanged.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class Rope:
         self._columns = torch.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of the rotation angles, each float32 [T, R / 2].
+        """Return the cos and the sin of the rotation angles of T rows, each float32 [T, R / 2].
+
+        R is the number of rotated numbers per head.
 
         Args:
             positions: [T], or [3, T] for positions with time, height and width (M-RoPE).
@@ -94,14 +99,15 @@ class Rope:
 
 
 def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
-    """Return the position axis that each frequency uses, int64 [R / 2] (M-RoPE; Wang et al., 2024).
+    """Return the position axis of each rotary frequency, int64 [half] (M-RoPE; Wang et al., 2024).
 
-    The axes are 0 for time, 1 for height and 2 for width. `mrope_section` lists the number of frequencies of each axis.
-    By default, the frequencies of an axis are contiguous. With `mrope_interleaved`, the frequencies use time, height
-    and width in turn; after height or width has its number of frequencies, time takes its turns.
+    The axes are 0 for time, 1 for height and 2 for width. The setting `mrope_section` lists the number of frequencies
+    of each axis. By default, the frequencies of an axis are contiguous. With `mrope_interleaved`, the axes alternate:
+    time, height, width, time and so on. When height or width has reached its number of frequencies, the remaining
+    places of this axis go to time.
 
     Args:
-        half: R / 2.
+        half: number of frequencies, half of the rotated numbers per head.
     """
     sections = settings.get("mrope_section")
     if sections is None:
@@ -129,9 +135,10 @@ def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
 
 
 def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
-    """Return the frequencies scaled by Llama 3.1's rule.
+    """Return the rotary frequencies scaled by Llama 3.1's rule.
 
-    The rule divides low frequencies by `factor`, leaves high frequencies unchanged, and interpolates between them.
+    The rule divides low frequencies by the setting `factor`, leaves high frequencies unchanged, and interpolates for
+    the frequencies in between.
     """
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
@@ -145,8 +152,9 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
 def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
     """Return the frequencies scaled by YaRN (Peng et al., 2023), and the factor to multiply cos and sin by.
 
-    YaRN divides low frequencies by a factor, leaves high frequencies unchanged, and interpolates between them. The
-    factor on cos and sin increases attention scores, because long contexts otherwise flatten the softmax.
+    YaRN divides low frequencies by the setting `factor`, leaves high frequencies unchanged, and interpolates for the
+    frequencies in between. The factor on cos and sin increases attention scores, because long contexts otherwise
+    flatten the softmax.
     """
     training_length = _trained(settings, trained_context)
     factor = _positive("factor", settings["factor"] or trained_context / training_length)

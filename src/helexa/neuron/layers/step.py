@@ -7,7 +7,10 @@ from helexa.neuron.ops.batch import Batch
 
 
 class Step:
-    """The batch of one forward pass, and its rotary tables, which are computed on first use and then reused."""
+    """The batch of one forward pass, with the cos and sin tables of the rotary embeddings.
+
+    A table is computed by the first layer that needs the table, and the other layers reuse it.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

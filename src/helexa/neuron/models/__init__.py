@@ -26,7 +26,7 @@ def check_model_type(model_type: str) -> None:
     """Raise an error if the architecture `model_type` is not implemented.
 
     Raises:
-        ModelFileError: the architecture is not implemented; the message lists the implemented architectures.
+        ModelFileError: the architecture is not implemented. The message lists the implemented architectures.
     """
     if model_type not in _CLASSES:
         raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")

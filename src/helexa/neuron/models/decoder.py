@@ -14,16 +14,16 @@ from helexa.neuron.processes import heartbeat
 
 
 class Decoder:
-    """A causal language model. Subclasses define the decoder layer with `prepare` and `block`.
+    """A causal language model. Subclasses define the decoder layers with the methods `prepare` and `block`.
 
     Args:
-        config: configuration of the checkpoint. The caller has added the class's `defaults` for missing settings.
-        loader: source of the weights, prepared for the kernels.
+        config: configuration of the checkpoint. For missing settings, the caller has added the values in `defaults`.
+        loader: object that reads the weights and prepares them for the kernels.
 
     Attributes:
         settings: the checked configuration.
-        embedding: token embedding.
-        blocks: decoder layers, first to last.
+        embedding: token embedding. Only stage 0 of a pipeline has it (see `Stage`).
+        blocks: decoder layers of this stage, first to last.
         vocab_size: number of logits per row.
         bos_token: token at the beginning of sequences; 0 if the configuration has no valid `bos_token_id`.
     """
@@ -46,18 +46,21 @@ class Decoder:
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        # Checkpoint readers that support a quantization remove `quantization_config`.
+        # A checkpoint reader that supports the checkpoint's quantization removes `quantization_config`.
         self.settings.require(quantization_config=(None,), **self.supported)
         self.loader = loader
         self.prepare()
-        self.embedding = loader.embedding("model.embed_tokens", self.settings.hidden)
-        self.blocks = [self.block(index, f"model.layers.{index}") for index in range(self.settings.layers)]
-        self.vocab_size = self.embedding.vocab_size
+        self._layers = loader.stage.layers(self.settings.layers)
+        if loader.stage.is_first:
+            self.embedding = loader.embedding("model.embed_tokens", self.settings.hidden)
+        self.blocks = [self.block(index, f"model.layers.{index}") for index in self._layers]
+        self.vocab_size = loader.vocab_size("model.embed_tokens")
         bos = config.get("bos_token_id")
         self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
-        self._norm = self.norm("model.norm")
-        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden)
+        if loader.stage.is_first:
+            self._norm = self.norm("model.norm")
+            tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
+            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden)
 
     def prepare(self) -> None:
         """Check the settings, and create the objects that all decoder layers share, such as rotary embeddings.
@@ -71,40 +74,57 @@ class Decoder:
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
-        """Read and return the RMS norm `name` for inputs of the hidden size."""
+        """Read and return the RMS norm with the tensor `name.weight`, for inputs of the hidden size."""
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first layer, float32 [T, H], for `tokens` [T] (H is the hidden size)."""
+        """Return the input of the first layer, float32 [T, H], for T token ids `tokens` (H is the hidden size)."""
         return self.embedding(tokens)
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run the model on a batch, and return the logits [S, vocabulary] of the rows in `batch.sample_rows`.
+        """Run the model on a batch, and return the logits [S, vocabulary] of the S rows in `batch.sample_rows`.
 
         Args:
-            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
+            batch: the tokens of one forward pass.
+            caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
         """
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [S, vocabulary] of normalized hidden states [S, H]."""
-        return self._head(hidden)
+        """Return the logits [S, vocabulary] of S hidden states [S, H], which the final norm has normalized.
+
+        Later stages of a pipeline have no output head and return `hidden`.
+        """
+        return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run all layers and the final norm, and return the hidden states [S + P, H] of the rows in `sample_rows`.
+        """Run all layers and the final norm, and return the hidden states of the rows in `batch.sample_rows`.
 
-        The first S rows are used to sample tokens. The last P rows are used for embeddings or prompt scores.
+        In a pipeline, each stage runs its own layers, and only stage 0 returns these hidden states.
 
         Args:
-            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
+            batch: the tokens of one forward pass.
+            caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
+
+        Returns:
+            [S + P, H], with H the hidden size. The first S rows are used to sample tokens. The last P rows are used for
+            embeddings or prompt scores.
         """
-        step = Step(batch)
-        hidden, delta = self.embed(batch.tokens), None
-        if batch.embeddings is not None:
-            hidden[batch.embedding_rows] = batch.embeddings
-        for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
-            hidden, delta = block(hidden, delta, cache, step)
+        step, stage = Step(batch), self.loader.stage
+        delta: Tensor | None = None
+        if stage.is_first:
+            hidden = self.embed(batch.tokens)
+            if batch.embeddings is not None:
+                hidden[batch.embedding_rows] = batch.embeddings
+        else:
+            hidden = stage.receive(self.loader.ops, batch.tokens.shape[0], self.settings.hidden)
+        for index, block, cache in zip(self._layers, self.blocks, caches, strict=True):
+            # The last layer caches all rows, but computes outputs only for the sampled and pooled rows.
+            rows = batch.sample_rows if index + 1 == self.settings.layers else None
+            hidden, delta = block(hidden, delta, cache, step, rows)
             heartbeat.beat()
-        # The last block caches all rows, but computes outputs only for the sampled and pooled rows.
-        hidden, delta = self.blocks[-1](hidden, delta, caches[-1], step, batch.sample_rows)
-        return self._norm(hidden, delta)
+        if stage.is_whole_model:
+            return self._norm(hidden, delta)
+        total = hidden if delta is None else hidden + delta
+        hidden = stage.send(self.loader.ops, total, batch.sample_rows.shape[0])
+        return self._norm(hidden) if stage.is_first else hidden

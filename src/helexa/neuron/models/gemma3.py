@@ -14,7 +14,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class Gemma3(Llama):
-    """Llama with norms on the inputs and outputs of every attention and MLP, and mostly sliding-window layers.
+    """Llama with a norm on the input and output of each attention and each MLP, and sliding windows in most layers.
 
     The sliding-window layers have their own rotary base frequency.
     """
@@ -45,20 +45,23 @@ class Gemma3(Llama):
     act = "gelu_tanh"
 
     def prepare(self) -> None:
-        """Compute the factor on token embeddings, in addition to the work of `Llama.prepare`."""
+        """Compute the factor by which token embeddings are multiplied, in addition to the work of `Llama.prepare`."""
         super().prepare()
         self._factor = float(torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: every `sliding_window_pattern`-th layer has full attention."""
+        """Return the type of layer `index`.
+
+        Every `sliding_window_pattern`-th layer has full attention, and the other layers have sliding-window attention.
+        """
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
         """Return the rotary embedding of full-attention layers and the one of sliding-window layers, by layer type.
 
-        In older configurations, `rope_scaling` applies only to full-attention layers, and `rope_local_base_freq` is
-        the rotary base of sliding-window layers.
+        In older configurations, the setting `rope_scaling` applies only to full-attention layers, and the setting
+        `rope_local_base_freq` is the rotary base frequency of sliding-window layers.
         """
         config = self.settings.config
         rope_parameters = config.get("rope_parameters") or {}
@@ -76,7 +79,7 @@ class Gemma3(Llama):
         }
 
     def scale(self) -> float:
-        """Return the factor on the products of queries and keys, 1 / sqrt(`query_pre_attn_scalar`)."""
+        """Return the factor on the products of queries and keys: 1 / sqrt(`query_pre_attn_scalar`), a setting."""
         return self.settings.positive("query_pre_attn_scalar") ** -0.5
 
     def block(self, index: int, prefix: str) -> Block:
@@ -89,7 +92,7 @@ class Gemma3(Llama):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of `tokens` [T] times the square root of the hidden size H, as float32 [T, H].
+        """Return the embeddings of T token ids, times the square root of the hidden size H, as float32 [T, H].
 
         The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
         """

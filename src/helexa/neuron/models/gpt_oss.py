@@ -21,7 +21,7 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 class GptOss(Llama):
     """Llama with attention sinks, attention biases and a mixture of experts in every layer.
 
-    The attention biases need no code here, because `Loader.linear` reads the biases that the checkpoint has.
+    The attention biases need no code here, because the `Loader` reads a bias if the checkpoint has one.
     """
 
     defaults: ClassVar = {
@@ -43,7 +43,7 @@ class GptOss(Llama):
         return "full_attention" if index % 2 else "sliding_attention"
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return the mixture of experts of layer `index`."""
+        """Read and return the feed-forward layer of decoder layer `index`, a mixture of experts."""
         settings = self.settings
         count, chosen = expert_counts(settings)
         return SparseMoe(
@@ -64,15 +64,23 @@ class GptOssReader(ExpertReader):
     """
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
-        """Return the rows `ranges` of one expert's matrix [outputs, inputs], with all gate rows before all up rows."""
+        """Return rows of one expert's matrix [outputs, inputs] from the tensor `name`, which stacks all experts.
+
+        In a matrix with gate and up rows, all gate rows come before all up rows.
+
+        Args:
+            shape: shape of one expert's matrix.
+            expert: index of the expert.
+            ranges: ranges of the rows to return.
+        """
         if name.endswith(".weight"):
             return super().matrix(name, shape, expert, ranges)
         return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert), ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the stacked biases `name` of all E experts, float32 [E, width].
+        """Return the tensor `name` of the biases of all E experts, float32 [E, width].
 
-        The biases of `gate_up_proj` are reordered: all gate biases precede all up biases.
+        The biases of `gate_up_proj` are reordered, so that all gate biases come before all up biases.
         """
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
@@ -89,5 +97,5 @@ class GptOssReader(ExpertReader):
 
 
 def _gate_first(rows: Tensor) -> Tensor:
-    """Return alternating gate and up rows in the order of the kernels: all gate rows, then all up rows."""
+    """Reorder alternating gate and up rows to the order that the kernels need: all gate rows, then all up rows."""
     return torch.cat((rows[0::2], rows[1::2]))

@@ -1,4 +1,4 @@
-"""Llama, the base class of all other architectures here (reference: transformers `modeling_llama`)."""
+"""Llama, the base class of all other architectures in this package (reference: transformers `modeling_llama`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -34,14 +34,17 @@ class Llama(Decoder):
     """Activation of the feed-forward layers (see `GatedMlp`)."""
 
     def prepare(self) -> None:
-        """Set the type of each layer, and create the rotary embedding of each layer type."""
+        """Determine the type of each layer, and create the rotary embedding of each layer type."""
         settings = self.settings
         layer_types = settings.layer_types(self.types)
         self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`; used if the configuration does not list `layer_types`."""
+        """Return the type of layer `index`: full attention in Llama, and other types in subclasses.
+
+        The method is only called if the configuration does not list `layer_types`.
+        """
         return "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
@@ -51,7 +54,7 @@ class Llama(Decoder):
     def rope(self, config: Mapping[str, Any]) -> Rope:
         """Return the rotary embedding for the rotary settings in `config` (see `rope_settings`).
 
-        If the checkpoint has a tensor `rope_freqs.weight`, its numbers divide the frequencies.
+        If the checkpoint has a tensor `rope_freqs.weight`, the rotary frequencies are divided by its numbers.
         """
         settings, loader = self.settings, self.loader
         name = "rope_freqs.weight"
@@ -84,7 +87,7 @@ class Llama(Decoder):
         )
 
     def scale(self) -> float | None:
-        """Return the factor on the products of queries and keys; None means 1 / sqrt(head_dim)."""
+        """Return the factor on the products of queries and keys in attention; None means 1 / sqrt(head_dim)."""
         return None
 
     def window(self, index: int) -> int | None:

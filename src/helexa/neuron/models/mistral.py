@@ -1,6 +1,6 @@
 """Mistral: Llama with an optional sliding window in all layers (reference: transformers `modeling_mistral`).
 
-Ministral has some layers with and some without a sliding window. Its configuration lists the layer types.
+Ministral has some layers with and some without a sliding window. The configuration of Ministral lists the layer types.
 """
 
 from typing import ClassVar
@@ -9,7 +9,10 @@ from helexa.neuron.models.llama import Llama
 
 
 class Mistral(Llama):
-    """Llama with a sliding window in all layers; without one if `sliding_window` is null in the configuration."""
+    """Llama with a sliding window in all layers, or in no layer if `sliding_window` is null in the configuration.
+
+    If the configuration lists `layer_types`, the list determines which layers have a sliding window.
+    """
 
     defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
     types = ("full_attention", "sliding_attention")

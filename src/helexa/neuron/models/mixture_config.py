@@ -25,8 +25,8 @@ class WithExperts(Llama):
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
         """Read and return the feed-forward layer of decoder layer `index`: a mixture of experts or a dense MLP.
 
-        Every `decoder_sparse_step`-th layer has experts. The other layers, and the layers in `mlp_only_layers`, are
-        dense.
+        The setting `mlp_only_layers` lists indexes of layers with a dense MLP. Of the other layers, each layer whose
+        number, counted from 1, is a multiple of `decoder_sparse_step` (default 1) has a mixture of experts.
         """
         settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
         dense = config.get("mlp_only_layers") or []

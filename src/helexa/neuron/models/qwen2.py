@@ -11,7 +11,7 @@ from helexa.neuron.models.llama import Llama
 class Qwen2(Llama):
     """Llama with attention biases, and an optional sliding window in the layers from `max_window_layers` on.
 
-    The biases need no code here, because `Loader.linear` reads the biases that the checkpoint has.
+    The attention biases need no code here, because the `Loader` reads a bias if the checkpoint has one.
     """
 
     defaults: ClassVar = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -30,7 +30,8 @@ class Qwen2(Llama):
     def layer_type(self, index: int) -> str:
         """Return the type of layer `index`.
 
-        The layers from `max_window_layers` on have a sliding window if `use_sliding_window` is true.
+        The layers from `max_window_layers` on have a sliding window if `use_sliding_window` is true and
+        `sliding_window` is not null. All other layers have full attention.
         """
         config = self.settings.config
         windowed = config.get("use_sliding_window") and config["sliding_window"] is not None

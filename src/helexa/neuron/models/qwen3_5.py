@@ -1,7 +1,7 @@
 """Qwen3.5 (dense), text model: three of four layers are Gated DeltaNets (reference: transformers `modeling_qwen3_5`).
 
-The rotary embedding has three position axes (time, height, width). A text token has the same position on all three
-axes, so the text model needs only one axis.
+The rotary embedding of the multimodal model has three position axes: time, height and width. A text token has the same
+position on all three axes, so text needs only one axis.
 """
 
 from typing import ClassVar
@@ -27,7 +27,7 @@ class Qwen35(Llama):
     gated = True
 
     def prepare(self) -> None:
-        """Check that the model has both layer types (full and linear attention), after the work of `Llama.prepare`.
+        """Check that the model has layers with full and with linear attention, after the work of `Llama.prepare`.
 
         Raises:
             ModelFileError: all layers have full attention, or all layers have linear attention.

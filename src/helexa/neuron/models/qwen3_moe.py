@@ -1,4 +1,4 @@
-"""Qwen3 with a mixture of experts in most feed-forward layers (reference: transformers `modeling_qwen3_moe`)."""
+"""Qwen3 with a mixture of experts in some or all layers (reference: transformers `modeling_qwen3_moe`)."""
 
 from typing import ClassVar
 

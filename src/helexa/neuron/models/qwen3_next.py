@@ -7,7 +7,8 @@ from helexa.neuron.models.qwen3_5 import Qwen35
 class Qwen3Next(WithExperts, Qwen35):
     """Qwen3.5 with a mixture of experts, and another row order in the input projections of Gated DeltaNet layers.
 
-    The checkpoint groups these rows by key head. `GatedDeltaNet` detects this order from the names of the tensors.
+    The checkpoint groups the rows of the input projections by key head. `GatedDeltaNet` detects this row order from the
+    names of the tensors.
     """
 
     normalised = True

@@ -9,7 +9,7 @@ _LARGEST = 1 << 24
 
 
 class Settings:
-    """The configuration of a decoder. The constructor checks the settings that all architectures have.
+    """The configuration of a model. The constructor checks the settings that all architectures have.
 
     Attributes:
         config: the whole configuration, with the keys of Hugging Face's `config.json`.
@@ -44,7 +44,7 @@ class Settings:
         """The setting `intermediate_size`, the intermediate size of a dense feed-forward layer.
 
         Raises:
-            ModelFileError: the setting is missing. Models with experts in all layers may lack it.
+            ModelFileError: the setting is missing or invalid. Models with experts in all layers may omit the setting.
         """
         return self.positive("intermediate_size")
 
@@ -55,7 +55,7 @@ class Settings:
             default: value to use if the setting is missing; None if the setting is required.
 
         Raises:
-            ModelFileError: the setting is missing without a default, is not a positive integer, or is too large.
+            ModelFileError: the setting is required but missing, is not a positive integer, or is too large.
         """
         value = self.config.get(key)
         value = default if value is None else value
@@ -75,10 +75,10 @@ class Settings:
         return value
 
     def fraction(self, key: str, default: float) -> float:
-        """Return the setting `key`, a number between 0 and 1, exclusive; `default` if the setting is missing.
+        """Return the setting `key`, a number between 0 and 1 (exclusive), or `default` if the setting is missing.
 
         Raises:
-            ModelFileError: the number is not between 0 and 1.
+            ModelFileError: the number is not between 0 and 1 (exclusive).
         """
         value = float(self.config.get(key, default))
         if not 0 < value < 1:
@@ -111,7 +111,7 @@ class Settings:
             supported: for each setting, the values that are implemented. None stands for a missing setting.
 
         Raises:
-            ModelFileError: a setting has another value; the message names the setting.
+            ModelFileError: a setting has a value that is not implemented. The message names the setting.
         """
         for key, values in supported.items():
             value = self.config.get(key)

@@ -1,4 +1,5 @@
-"""The kernels of models in several implementations.
+"""The kernels that compute models, in several implementations.
 
-`protocol` defines the interface, `choice` selects an implementation, and `reference` is the plain-torch implementation.
+The module `protocol` defines the interface of all implementations. The module `choice` selects an implementation for a
+device. The package `reference` contains the implementation in plain torch, with which tests compare the others.
 """

@@ -43,7 +43,7 @@ def choose(
     half: bool = True,
     kernels: Kernels = "auto",
 ) -> KernelChoice:
-    """Return the fastest kernels that support this device, activation dtype and model.
+    """Return the fastest kernels that support this device, activation dtype and model, and why they were selected.
 
     Args:
         dtype: dtype of activations; None for the default dtype of the device.
@@ -52,7 +52,8 @@ def choose(
         x_bits: bits to which matrix products of the native kernels round activations, 16 or 8. None selects 16 for
             hidden sizes up to `NARROW` and 8 for larger models.
         half: whether the model's activations stay within the range of float16.
-        kernels: implementation to use; `auto` selects the fastest one that works.
+        kernels: implementation to use, `torch` or `triton`. `auto` selects the fastest implementation that works.
+            If `triton` cannot be used, the plain-torch kernels are returned.
     """
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
         reason = _why_triton_is_unusable(device)

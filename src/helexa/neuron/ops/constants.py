@@ -10,7 +10,7 @@ from helexa.neuron.ops.kernel_header import CONSTANTS
 PAGE_SIZE = CONSTANTS["PAGE_SIZE"]
 """Number of positions per page of the KV cache."""
 
-# Constants of the native kernels; see `kernels/kernels.h`.
+# Constants of the native (C) kernels. The header `native/kernels/kernels.h` explains each constant.
 ARGUMENT_BYTES = CONSTANTS["ARGUMENT_BYTES"]
 BLOCK_BYTES = CONSTANTS["BLOCK_BYTES"]
 EXCHANGE_BYTES = CONSTANTS["EXCHANGE_BYTES"]

@@ -15,11 +15,14 @@ def expert_by_expert(
     clamp: Clamp | None = None,
     shares: ExpertShares | None = None,
 ) -> MixtureOp:
-    """Return an operator that runs the experts one after another with linear operators of `ops` (see `Ops.mixture`)."""
+    """Return a mixture operator that runs one expert after another with linear operators of `ops`.
+
+    `Ops.mixture` describes the arguments.
+    """
     step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias) for expert in experts]
-    # A decode step reads only the chosen experts of the weights that `linear` counted.
+    # `linear` has counted the weights of all experts, but a decode step reads only the chosen experts.
     ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.chosen // len(experts)
 
     def gate(gate_up: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Constants and struct fields that this module reads from the C header `native/kernels/kernels.h`.
+"""Parser of the C header `native/kernels/kernels.h`, whose constants and struct fields Python code also uses.
 
-The header may contain `#define`s of integers, structs of numbers and pointers, and lines that `_IGNORED` matches. Any
-other line is an error.
+The header may contain `#define`s of integers, structs of numbers and pointers, and the lines that `_IGNORED` matches.
+The parser raises an error for all other lines.
 """
 
 import re
@@ -56,10 +56,10 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
 
 
 def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Return the matches of `pattern` that cover `text` one after another.
+    """Match `pattern` repeatedly from the start to the end of `text`, and return the matches.
 
     Raises:
-        ValueError: a part of `text` does not match; the message quotes its first line.
+        ValueError: `pattern` does not match at the end of the previous match; the message quotes the line there.
     """
     text, end, matches = text.rstrip(), 0, list[re.Match[str]]()
     while end < len(text):

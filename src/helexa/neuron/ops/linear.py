@@ -1,4 +1,4 @@
-"""Linear operators, which are prepared once with their weights and then applied to inputs [T, K]."""
+"""Linear operators, which are prepared once with weights [N, K] and then applied to inputs [T, K] of T rows."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ LinearOp = Callable[[Tensor], Tensor]
 
 
 class ProductBytes(NamedTuple):
-    """Number of bytes that a linear operator allocates in addition to the matrices from which it is prepared.
+    """Number of bytes that a linear operator allocates in addition to the matrices that it is constructed from.
 
     Attributes:
         resident: bytes allocated as long as the operator exists; 0 if the operator reads the given matrices.
-        temporary: bytes that are allocated only while the operator is prepared.
+        temporary: bytes that are allocated only during the construction of the operator.
     """
 
     resident: int
@@ -30,16 +30,16 @@ class DenseLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, K]."""
+        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
         return F.linear(x, self._weight, self._bias)
 
 
 class GatedLinear:
-    """A linear operator with a gate on its input.
+    """Linear operator `product(gate(x))`, such as the down projection of a gated feed-forward layer.
 
     Args:
-        gate: function that maps the input [T, 2 * K] to [T, K].
-        product: linear operator that is applied to the result of the gate.
+        gate: activation function that maps inputs [T, 2 * K] to [T, K].
+        product: linear operator that is applied to the result of `gate`.
     """
 
     def __init__(self, gate: Callable[[Tensor], Tensor], product: LinearOp) -> None:
@@ -47,19 +47,19 @@ class GatedLinear:
         self._product = product
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, 2 * K]."""
+        """Apply the gate and the linear operator to T rows x [T, 2 * K], and return N outputs per row, [T, N]."""
         return self._product(self._gate(x))
 
 
 class ConcatenatedLinear:
-    """Several linear operators on the same input. Their outputs are concatenated."""
+    """Linear operator that applies several linear operators to the same input and concatenates their outputs."""
 
     def __init__(self, products: Sequence[LinearOp], bias: Tensor | None) -> None:
         self._products = products
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the concatenated outputs [T, N] for inputs x [T, K]."""
+        """Apply all linear operators to T rows x [T, K], and return their concatenated outputs [T, N]."""
         out = (
             torch.cat([product(x) for product in self._products], dim=-1)
             if len(self._products) > 1

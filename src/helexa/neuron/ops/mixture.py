@@ -31,9 +31,12 @@ class Routing:
     weights: Literal["shares", "normalised", "scores"]
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts, int64 [T, K], and their weights, float32 [T, K], for scores [T, E] of E experts.
+        """Return the K experts of each row, int64 [T, K], and their weights, float32 [T, K].
 
         `torch.topk` decides between equal scores.
+
+        Args:
+            scores: [T, E], router scores of E experts for each of T rows.
         """
         if self.weights == "scores":
             largest, chosen = torch.topk(scores, self.chosen, dim=-1)
@@ -64,11 +67,11 @@ class Expert:
 
 @dataclass(frozen=True)
 class ExpertShares:
-    """The division of each expert's outputs among the ranks.
+    """The division of each expert's outputs among the ranks that compute the model.
 
     Attributes:
-        intermediate: division of the I outputs of gate and of up.
-        hidden: division of the H outputs of down.
+        intermediate: division of the outputs of the gate and up matrices (intermediate size).
+        hidden: division of the outputs of the down matrix (hidden size).
     """
 
     intermediate: Shares
@@ -79,16 +82,19 @@ class ExpertShares:
 class Clamp:
     """The clamped activation of gpt-oss experts, `gate * sigmoid(alpha * gate) * (up + 1)`.
 
-    First, `gate` is limited to at most `limit`, and `up` to the range from -`limit` to `limit`.
+    First, `gate` is limited to at most `limit`, and `up` to the range from `-limit` to `limit`.
     """
 
     alpha: float
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change `gate_up` [T, 2 * I] in place, so that `silu(gate) * up` of the changed values is this activation.
+        """Change gate and up values in place, so that `silu(gate) * up` is then the clamped activation.
 
-        Kernels can then compute the usual activation of an expert afterwards.
+        A kernel for the usual activation `silu(gate) * up` can therefore follow.
+
+        Args:
+            gate_up: [T, 2 * I], for each of T rows I gate values, then I up values.
         """
         gate, up = gate_up.chunk(2, dim=-1)
         gate.clamp_(max=self.limit).mul_(self.alpha)
@@ -96,15 +102,20 @@ class Clamp:
 
 
 class Mixture:
-    """Mixture that computes the chosen experts one after another, each on its rows.
+    """Mixture-of-experts operator that computes one expert after another, each for the rows that selected it.
 
     The results of a row are summed in ascending order of experts. The sum therefore does not depend on other rows in
     the batch.
 
     Args:
-        gate: returns the input of `downs` for the outputs [P, 2 * I] of `gate_ups`; in a group of ranks, it gathers the
-            columns of all ranks.
-        gather: returns the outputs [T, H] of all ranks for this rank's columns.
+        routing: rule that selects the experts of each row and their weights.
+        gate_ups: linear operator of each expert's gate and up matrices.
+        downs: linear operator of each expert's down matrix.
+        clamp: parameters of the clamped activation; None for SiLU.
+        gate: activation function. It returns the inputs of `downs` for the outputs [P, 2 * I] of `gate_ups`, where P is
+            the number of pairs of a row and an expert. If several ranks compute the model, the function also gathers
+            the columns of all ranks.
+        gather: function that returns the output columns of all ranks, [T, H], for the columns of this rank.
     """
 
     def __init__(

@@ -11,11 +11,11 @@ class NormOp(Protocol):
     """Operator that computes the RMS norm `x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x in place, and return the normalized sum.
+        """Add `delta`, if given, to x in place, and return the RMS norm of each row of x.
 
         Args:
-            x: [T, H], any float dtype; changed in place if `delta` is given.
-            delta: [T, H], or None to normalize x unchanged.
+            x: [T, H], T rows of any float dtype; changed in place if `delta` is given.
+            delta: [T, H]; None to leave x unchanged.
 
         Returns:
             [T, H] of the activation dtype.
@@ -25,7 +25,7 @@ class NormOp(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The RMS norms of query and key heads, applied before rotation.
+    """The RMS norms of query and key heads, applied before RoPE. D is the head dimension.
 
     Attributes:
         query: float32 [D], norm weight of each query head.
@@ -39,7 +39,7 @@ class HeadNorms:
 
 
 class RmsNorm:
-    """RMS norm operator that computes the definition directly, in float32.
+    """RMS norm operator in float32 that computes `x / rms(x) * weight` step by step, in plain torch.
 
     Args:
         weight: [H], float32.
@@ -52,7 +52,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
+        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of the T rows of x."""
         if delta is not None:
             x += delta
         x = x.float()
@@ -63,8 +63,8 @@ class RmsNorm:
 class FewPassRmsNorm:
     """RMS norm operator with fewer passes over the input, which is faster on a CPU.
 
-    torch computes the length of a vector in one pass. sqrt(H) * rms(x), with epsilon, is the length of the vector x
-    extended by the number sqrt(H * eps).
+    torch computes the length of a vector in one pass. For a vector x of H numbers, sqrt(H) * rms(x), with epsilon, is
+    the length of x with sqrt(H * eps) as an additional number.
     """
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
@@ -74,7 +74,7 @@ class FewPassRmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
+        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of the T rows of x."""
         if delta is not None:
             x += delta
         x = x.float()

@@ -23,44 +23,57 @@ from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 
 class MatrixStore(Protocol):
-    """Cache of a model's prepared weight matrices between starts of an engine, by name.
+    """Disk cache of one model's weight matrices, in the memory layout that the kernels read.
 
-    The matrices are in the layout that the kernels read.
+    The first start of an engine converts the matrices from the checkpoint and adds them to the cache. Later starts read
+    the converted matrices, which is faster.
     """
 
     def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """Return the matrix `name`, or None if the store has no matrix of this name and shape."""
+        """Return the matrix with the name `name`, or None if the cache has no matrix of this name and shape."""
         ...
 
     def add(self, name: str, matrix: Any) -> None:
-        """Add a newly prepared matrix. It is not written to disk before `save`."""
+        """Add a matrix that was converted from the checkpoint. Only `save` writes the matrix to disk."""
         ...
 
     def save(self) -> object:
-        """Start to write the added matrices to disk for the next start, and return without waiting."""
+        """Start to write the added matrices to disk in the background, and return without waiting."""
         ...
 
 
 class Ops(ABC):
-    """The kernels of one device and activation dtype.
+    """The kernels for one device and activation dtype: base class of all implementations.
 
-    Each implementation defines every operation itself; a class that lacks an operation cannot be constructed. A method
-    that runs another implementation's code calls that code by name. Each implementation has its own KV cache layout,
-    which `new_cache`, `page_bytes`, `rotate_store` and `attend` share. Slot = page * PAGE_SIZE + offset.
+    The layout of the KV cache depends on the implementation. The methods `new_cache`, `page_bytes`, `rotate_store` and
+    `attend` of one implementation use the same layout. In all layouts, the KV slot of a position is the number
+    `page * PAGE_SIZE + offset in the page`.
+
+    The shapes of arguments and results contain these letters:
+
+    * T: number of rows (tokens) in the batch. S: number of rows whose logits are needed
+    * H: hidden size. I: intermediate size of a feed-forward layer. V: vocabulary size
+    * N and K: rows and columns of a weight matrix, which are the outputs and inputs of a linear layer
+    * D: head dimension. R: number of rotated numbers per head, at most D
 
     Args:
         kv_bits: bits of each number in the KV cache.
-        quantised: whether products use quantized weights directly. If False, weights are rounded to the quantized
-            values but take the space of plain weights.
-        joins: whether a product of several matrices copies them into one matrix, which replaces them.
-        tabled: whether kernels read all batch data from tensors, so that steps can be captured per bucket.
-        captures_state: whether steps that change the state of recurrent layers can be captured.
-        gathers: whether attention copies the KV pages that it reads.
+        quantised: whether linear operators keep quantized weights quantized in memory. If False, the operators store
+            dequantized weights, which take as much memory as plain weights.
+        joins: whether `linear` copies several matrices into one new matrix. The given matrices can then be freed.
+        tabled: whether kernels read all data of a batch from tensors with fixed addresses. The engine can then capture
+            one graph per bucket (batch size) in advance with `capture`.
+        captures_state: whether graphs can be captured for models with recurrent layers, whose state changes in each
+            step.
+        gathers: whether plain torch computes the attention of prompts and copies the KV pages that it reads. The memory
+            estimate includes these copies.
 
     Attributes:
-        step_bytes: bytes of all weights that products were prepared for, which equals the weight bytes read by one
-            decode step.
-        ranks: the position of this process among the ranks that compute the model. Set before the model is built.
+        step_bytes: bytes of the weights that one decode step of a single sequence reads. Building the model increases
+            the number: each linear operator adds its weights, and each mixture adds the weights of as many experts as
+            one token uses.
+        ranks: the position of this process among the ranks (processes) that compute the model together. Set before the
+            model is built.
     """
 
     name: ClassVar[str]
@@ -91,21 +104,24 @@ class Ops(ABC):
 
     @abstractmethod
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Return the disk cache of the model's prepared weights; None if the implementation has no such cache.
+        """Return the disk cache of a model's converted weights; None if the implementation has no disk cache.
 
         Args:
-            model: path of the model.
+            model: path of the model's file or folder.
             quant: name of the quantization applied to plain weights. Each quantization has its own cache.
         """
         ...
 
     @abstractmethod
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """Return a weight [N, K] in the layout of these kernels, for `linear` and `embedding`.
+        """Return a weight [N, K] in the memory layout of these kernels.
+
+        The methods `linear`, `embedding` and `mixture` take matrices in this layout.
 
         Args:
-            form: format to quantize a plain weight to; None for no quantization. The format must fit K. A weight that
-                cannot be quantized (see `quantize`) stays plain.
+            weight: plain or quantized weight.
+            form: format to quantize a plain weight to; None for no quantization. `form.fits(K)` must be True. A weight
+                that contains infinite, NaN or very large numbers stays plain.
         """
         ...
 
@@ -114,10 +130,10 @@ class Ops(ABC):
         """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K].
 
         Args:
-            matrices: weights [N, K] prepared by `matrix`. The operator concatenates their outputs.
+            matrices: weights [N, K] from `matrix`. The operator concatenates the outputs of all matrices.
             bias: float32, for the concatenated outputs; None for no bias.
-            gate: activation, `silu` or `gelu_tanh`; None for no gate. With a gate, the operator takes x [T, 2 * K], and
-                multiplies the matrix by `gate(first half of x) * second half of x`.
+            gate: name of an activation, `silu` or `gelu_tanh`; None for no gate. With a gate, x is [T, 2 * K], and the
+                operator multiplies `gate(first half of x) * second half of x`, [T, K], by the weights.
         """
         ...
 
@@ -126,62 +142,79 @@ class Ops(ABC):
         """Return the number of bytes of the matrix that `matrix()` builds from a weight [N, K].
 
         Args:
-            weight: a weight that may be on torch's meta device. If `matrix()` quantizes the weight, pass the quantized
-                weight.
+            weight: the weight, which may be on torch's meta device. If `matrix()` would quantize the weight, pass the
+                quantized weight.
         """
         ...
 
     @abstractmethod
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the number of bytes that one call of `linear` or `mixture` allocates, without the given matrices.
+        """Return the number of bytes that `linear` or `mixture` allocates in addition to the given matrices.
 
         Args:
-            weights: weights of one `linear` product, or of all experts of a mixture. They may be on the meta device.
+            weights: weights of one linear operator; or the gate and up weights, or the down weights, of all experts of
+                a mixture. The weights may be on torch's meta device.
         """
         ...
 
     @abstractmethod
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+        """Return the embeddings of T tokens: rows of a matrix [V, H], times `factor`, as float32 [T, H].
 
         Args:
-            rows: the rows of the vocabulary that the matrix has; tokens outside get zeros. None for all rows.
+            matrix: embedding matrix from `matrix`, or its rows in the range `rows`.
+            tokens: [T], token ids.
+            rows: range of token ids whose embeddings `matrix` contains. Other tokens get zeros. None if `matrix`
+                contains the whole vocabulary.
         """
         ...
 
     @abstractmethod
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], as [T, I].
+
+        Args:
+            gate: name of the activation, `silu` or `gelu_tanh`.
+        """
         ...
 
     @abstractmethod
     def connect(self, exchange: Exchange) -> None:
-        """Set how this rank exchanges results with the other ranks. Called before the first forward pass."""
+        """Set how this rank exchanges results with the other ranks that compute the model.
+
+        If there are several ranks, call this method before the first forward pass.
+        """
         ...
 
     @abstractmethod
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns].
+        """Return the columns of all ranks side by side, [T, `shares.total`] (all-gather).
 
-        All ranks must call the method in the same order and with the same T.
+        All ranks must call this method in the same order and with the same T.
+
+        Args:
+            x: this rank's columns, [T, number of own columns].
+            shares: division of the columns among the ranks.
         """
         ...
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
         ...
 
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Return an RMS norm operator with a float32 weight [H]."""
+        """Return an operator that computes the RMS norm with a float32 weight [H]."""
         ...
 
     @abstractmethod
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2].
+        """Return the RoPE tables: cos and sin of each position times each frequency, both float32 [T, R / 2].
 
         Args:
+            positions: [T].
+            frequencies: float32 [R / 2].
             factor: number by which both tables are multiplied.
         """
         ...
@@ -198,12 +231,14 @@ class Ops(ABC):
     ) -> Tensor:
         """Apply norms and RoPE (Su et al., 2021) to queries and keys, and write keys and values to the KV cache.
 
-        Only the first R numbers of each head are rotated. Number i of these is paired with number i + R / 2.
+        RoPE rotates the first R of the D numbers of each head. Number i forms a pair with number i + R / 2.
 
         Args:
-            qkv: [T, heads + 2 * kv_heads, D], queries, keys and values; may be changed in place.
+            qkv: [T, heads + 2 * kv_heads, D], the query heads, key heads and value heads of each row; may be changed in
+                place.
             heads: number of query heads.
             rope: cos and sin tables from `rope_tables`.
+            cache: KV cache of the layer, from `new_cache`.
             slots: [T], KV slot of each row.
             norms: weights of the norms that are applied to each query and key head before RoPE; None for no norms.
 
@@ -220,10 +255,12 @@ class Ops(ABC):
         clamp: Clamp | None = None,
         shares: ExpertShares | None = None,
     ) -> MixtureOp:
-        """Prepare a mixture of experts.
+        """Return an operator that computes a mixture of experts.
 
         Args:
-            clamp: clamped activation; None selects silu.
+            experts: the weights of each expert.
+            routing: rule that selects the experts of each row and their weights.
+            clamp: parameters of the clamped activation of gpt-oss; None for SiLU.
             shares: division of each expert's outputs among the ranks; None if this process has the whole experts.
         """
         ...
@@ -235,35 +272,40 @@ class Ops(ABC):
 
     @abstractmethod
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Return the operator of a Gated DeltaNet layer between its input projections and its output projection."""
+        """Return an operator that computes a Gated DeltaNet layer without its input and output projections."""
         ...
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out` in place."""
         ...
 
     @abstractmethod
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         ...
 
     @abstractmethod
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a sampled token for each row of logits [S, V], without waiting for the device.
+        """Sample a token for each row of logits [S, V].
+
+        The engine reads the tokens later. An implementation for GPUs should therefore not wait for the device.
 
         Args:
             logits: any float dtype.
             settings: sampling parameters of each row (see `sampling.Settings`).
+
+        Returns:
+            int64 [S], tokens on the device. A row whose largest logit is NaN or infinite gets `NON_FINITE` (-1).
         """
         ...
 
     @abstractmethod
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a sampled token for each row that has a mask, among the tokens that the mask allows.
+        """Return a sampled token for each row of logits [S, V] that has a mask, among the tokens that the mask allows.
 
         Args:
-            masks: allowed tokens by row (see `sampling.Masks`).
+            masks: bit mask of the allowed tokens, by index of the row (see `sampling.Masks`).
             settings: sampling parameters, one column per row in `masks`.
         """
         ...
@@ -277,7 +319,8 @@ class Ops(ABC):
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
         """Return the maximum number of bytes that attention in a decode step allocates for partial results.
 
-        Partial results exist if several programs share the positions of one sequence and a second kernel merges them.
+        Attention has partial results if several GPU programs (thread blocks) divide the positions of one sequence, as
+        in flash-decoding. A second kernel merges the partial results.
 
         Args:
             sequences: maximum number of sequences in a step.
@@ -291,26 +334,27 @@ class Ops(ABC):
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
-        `rotate_store` has already written the keys and values of these rows to the cache.
+        Before this call, `rotate_store` must have written the keys and values of the batch's rows to the cache.
         """
         ...
 
     @abstractmethod
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Run a forward pass of a model, or replay its captured graph, and return the logits [S, V].
+        """Run a forward pass of a model, or replay its captured graph, and return its result, usually logits [S, V].
 
         Args:
-            forward: function that computes the logits of a batch.
-            capture: whether the implementation may capture the pass as a graph and replay it. The operations of the
-                pass must then depend only on the shape of the batch, and it must be safe to run the pass twice.
+            forward: function that runs the forward pass for a batch and returns the result.
+            capture: whether the implementation may capture the forward pass as a graph and replay the graph. The
+                operations of the pass must then depend only on the shape of the batch, and it must be safe to run the
+                pass twice.
         """
         ...
 
     @abstractmethod
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Capture the forward pass of a bucket (batch size) as a graph. Called only if these kernels are `tabled`.
+        """Capture the forward pass of a bucket (batch size) as a graph. Call this only if `tabled` is True.
 
         Args:
             forward: function that computes the logits of a batch.

@@ -1,8 +1,8 @@
 """Sampling of tokens from logits in plain torch, with temperature, top-k, top-p and min-p.
 
-The caller draws one uniform random number per row. The sampled token is the first token, in ascending order of ids,
-at which the cumulative probability exceeds this number. The order of equal logits and other rows in the batch therefore
-do not change the token.
+The caller draws one uniform random number per row. The sampled token is the first token, in ascending order of token
+ids, at which the cumulative probability exceeds the random number. The token therefore does not depend on other rows in
+the batch, or on the order into which a sort puts equal logits.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ Masks = Mapping[int, NDArray[np.uint8]]
 """Bit masks of allowed tokens by row index. A mask has one bit per token id, with the lowest bit of each byte first."""
 
 _BLOCK = 256  # tokens per block of partial sums
-_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only if top-p needs more tokens
+_CANDIDATES = 256  # largest logits sorted first; the whole vocabulary is sorted only if more tokens may remain
 
 
 def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
@@ -36,7 +36,7 @@ def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor
     Args:
         logits: float32 [S, vocabulary].
         settings: sampling parameters of each row.
-        argmax: function that returns the greedy token of each row, with the interface of `argmax` in this module.
+        argmax: function that returns the greedy token of each row, with the interface of `sampling.argmax`.
     """
     largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
@@ -83,7 +83,7 @@ def choose_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]
 
 
 def _draw(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a sampled token for each of R rows of logits, as [R]. All rows must have a temperature above 0."""
+    """Return a sampled token for each of R rows of logits, as int64 [R]. All temperatures must be above 0."""
     temperature, top_k, top_p, min_p, uniform = settings
     probabilities = torch.softmax(logits / _column(logits, temperature), dim=-1)
     truncated = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
@@ -96,8 +96,8 @@ def _draw(logits: Tensor, settings: Settings) -> Tensor:
 def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
     """Return for each row the first token at which the cumulative weight exceeds a share of the row's total, as [R].
 
-    Cumulative sums over a whole vocabulary are slow. The search therefore first selects a block of tokens, and then a
-    token in the block.
+    Cumulative sums over a whole vocabulary are slow. The search therefore first selects a block of 256 tokens, and then
+    a token in the block.
 
     Args:
         weights: [R, vocabulary], unnormalized probabilities.
@@ -125,14 +125,18 @@ def _passed(weights: Tensor, shares: Tensor) -> Tensor:
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     passed = torch.searchsorted(cumulative, shares * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # rounding must not select a token after the last token with a weight
+    last = torch.searchsorted(cumulative, total)  # rounding must not select a token after the last weight above 0
     return torch.minimum(passed, last).clamp_(max=weights.shape[1] - 1)
 
 
 def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
-    """Return for each row the smallest probability of a token that remains after top-k, top-p and min-p, as [R, 1].
+    """Return for each row the smallest probability of a token that top-k, top-p and min-p keep, as [R, 1].
 
-    The filters are applied in this order. Tokens of equal probability remain or are removed together.
+    The three filters are applied in this order. Tokens of equal probability are all kept or all removed.
+
+    Args:
+        probabilities: [R, vocabulary].
+        settings: sampling parameters of the R rows.
     """
     vocabulary = probabilities.shape[-1]
     top_k, top_p, min_p = (_column(probabilities, column) for column in settings[1:4])

@@ -1,6 +1,6 @@
 """CPU kernels from torch itself: int4 matrix products for few rows, oneDNN bfloat16 products for many rows.
 
-The engine uses them if the native kernels cannot be compiled.
+The engine uses these kernels if the native (C) kernels cannot be compiled or do not support the model.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ class CpuOps(ReferenceOps):
     def linear(self, matrices: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
 
-        4-bit weights are packed both as int4, for few rows, and as bfloat16, for many rows.
+        If all matrices are 4-bit weights that torch's int4 kernel supports, the operator stores them twice: as int4 for
+        inputs with few rows, and as bfloat16 for inputs with many rows. Otherwise it stores only bfloat16.
         """
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
@@ -45,7 +46,7 @@ class CpuOps(ReferenceOps):
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
         """Return the number of bytes that `linear` allocates for these weights.
 
-        All weights are packed as bfloat16. If `Int4Linear` supports all of them, they are also packed as int4.
+        The operator stores all weights as bfloat16. If `Int4Linear` supports all of them, it also stores int4 copies.
         """
         dense = sum(self.dense_bytes(weight) for weight in weights)
         int4 = [weight for weight in weights if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight)]
@@ -58,14 +59,14 @@ class CpuOps(ReferenceOps):
 
 
 class ByRows:
-    """Linear operator that uses the operator `few` for at most `_INT4_ROWS` rows, and `many` for more rows."""
+    """Linear operator that uses the operator `few` for inputs of at most 6 rows, and `many` for more rows."""
 
     def __init__(self, few: LinearOp, many: LinearOp) -> None:
         self._few = few
         self._many = many
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, K]."""
+        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
         return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
 
 
@@ -78,16 +79,19 @@ class PrepackedLinear:
         self._run = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, K]."""
+        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
         return self._run(x, self._weight, self._bias, "none", [], "")
 
 
 class Int4Linear:
-    """Linear operator with a 4-bit weight, without bias. Each group of columns has a bfloat16 scale and offset."""
+    """Linear operator with a 4-bit weight, without bias.
+
+    Each group of columns in a row of the weight has a bfloat16 scale and a bfloat16 offset.
+    """
 
     def __init__(self, weight: GroupwiseTensor) -> None:
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
-        # torch dequantizes as (q - 8) * scale + zero.
+        # torch dequantizes a code as (code - 8) * scale + zero.
         scale = weight.scale.values()
         zeros = (8 - weight.zero) * scale + (0 if weight.minimum is None else weight.minimum.values())
         self._scales_and_zeros = torch.stack([scale, zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
@@ -107,5 +111,5 @@ class Int4Linear:
         return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, K]."""
+        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
         return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

@@ -1,4 +1,4 @@
-"""Copies of arrays from the host to the device."""
+"""Copies of arrays from host memory to device memory that do not block the host."""
 
 from typing import Any
 

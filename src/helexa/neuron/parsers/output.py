@@ -52,7 +52,7 @@ class Output:
         return events
 
     def text(self, text: str) -> None:
-        """Add text that is neither reasoning nor a tool call."""
+        """Add `text`, which is neither reasoning nor a tool call."""
         if text:
             self.begun = True
             self._events.append(TextDelta(text))
@@ -69,7 +69,7 @@ class Output:
 
     @property
     def may_call(self) -> bool:
-        """Whether the parser may accept tool calls. It may if the request has tools, or if the tools are unknown."""
+        """Whether the parser may accept tool calls, because the request has tools or the tools are unknown."""
         return self._tools is None or bool(self._tools)
 
     @cached_property
@@ -82,8 +82,8 @@ class Output:
 
         Args:
             name: name of the tool.
-            known: whether only the names of tools in the request are accepted. This is useful if the name is the only
-                sign that a text is a tool call.
+            known: whether only the names of tools in the request are accepted. A caller sets `known` if the name is the
+                only sign that a text is a tool call.
 
         Raises:
             NotACall: the name is invalid, or `known` is true and the request has no tool with this name.
@@ -94,7 +94,7 @@ class Output:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of the parameter `name` of the tool `tool`, or an empty schema if there is none.
+        """Return the JSON Schema of the parameter `name` of the tool `tool`, or an empty schema if it is unknown.
 
         The result includes the definitions (`$defs`) of the tool's schema.
         """

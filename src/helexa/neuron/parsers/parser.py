@@ -14,7 +14,7 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 class OutputParser:
     """Separates the output of a model into reasoning, tool calls and text.
 
-    The output can be split between calls of `push` in any way, without an effect on the result.
+    The caller passes the output in chunks to `push`. The sizes of the chunks have no effect on the result.
 
     Text that is not part of a tool call is returned unchanged. The parser drops:
 
@@ -36,7 +36,7 @@ class OutputParser:
         in_reasoning: whether the prompt ends inside an open reasoning block.
         reasoned: whether the prompt ends after a closed reasoning block.
         untagged: whether tool calls in the form of plain JSON are accepted, until the model uses its tool-call format.
-        tools: the tools of the request. None if they are unknown.
+        tools: the tools of the request. None if the tools are unknown.
         new_id: function that returns the id for a new tool call.
 
     Attributes:
@@ -132,7 +132,7 @@ class OutputParser:
     def _parse_block(self, opener: str) -> Reading[str]:
         """Parse a block of reasoning or tool calls that begins with the marker `opener`.
 
-        Return the opening marker that directly follows the block, or "" if there is none.
+        Return the opening marker of the next block if it directly follows this block. Otherwise, return "".
         """
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):

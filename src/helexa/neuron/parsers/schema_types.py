@@ -93,7 +93,7 @@ def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` to which the `$ref` value `reference` refers, or None if there is none."""
+    """Return the definition in `root` to which the `$ref` value `reference` refers, or None if it does not exist."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None

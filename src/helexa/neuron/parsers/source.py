@@ -21,12 +21,12 @@ class NotACall(Exception):
 class Source:
     """Buffer of the model's output that was not parsed yet.
 
-    Parser methods are generators (`Reading`). They yield if they need more text, for example to decide whether a `<` is
-    the beginning of a marker. They continue after `feed` has added text to the buffer.
+    Parser methods are generators (`Reading`). A parser method yields if it needs more text, for example to decide
+    whether a `<` is the beginning of a marker. The method continues after `feed` has added text to the buffer.
 
-    The source remembers the text that a parser has read but not yet added to the `Output`. After adding the text, the
-    parser calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered text, and the
-    caller adds it as plain text.
+    The source remembers the text that a parser has read but not yet added to the response's `Output`. After adding the
+    text, the parser calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered
+    text, and the caller adds this text as plain text.
 
     Attributes:
         text: the buffered text.
@@ -74,7 +74,7 @@ class Source:
         return "".join(self._unsettled)
 
     def give_back(self) -> str:
-        """Return the text that was read since the last call of `settle` or `give_back`."""
+        """Return the text that was read since the last call of `settle` or `give_back`, and forget this text."""
         text = self.unsettled
         self._unsettled.clear()
         return text

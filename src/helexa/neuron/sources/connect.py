@@ -1,4 +1,4 @@
-"""Connect to a host that has several addresses. Some of them may be unreachable."""
+"""Connect to a host that has several addresses, some of which may be unreachable."""
 
 import os
 import selectors

@@ -12,7 +12,10 @@ class FetchAbandoned(BaseException):
 
 
 class Fetch:
-    """Handle of a running fetch. The worker thread reports progress to it, and another thread can cancel the fetch."""
+    """Handle of a running fetch, which finds or downloads a model in a worker thread.
+
+    The worker thread reports progress to the handle, and another thread can cancel the fetch with the handle.
+    """
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report
@@ -43,5 +46,5 @@ class Fetch:
             raise FetchAbandoned
 
     def abandon(self) -> None:
-        """Cancel the fetch. Its worker thread ends at the next call of `progress`, `check` or `wait`."""
+        """Cancel the fetch. The worker thread ends at its next call of `progress`, `check` or `wait`."""
         self._abandoned.set()

@@ -37,12 +37,12 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Hub:
-    """The Hugging Face Hub or another server with its protocol, together with a cache of its models.
+    """The Hugging Face Hub or another server with the Hub's protocol, and the cache of the models from this server.
 
     Attributes:
         scheme: scheme of source ids that refer to this hub, such as `huggingface`.
         endpoint: base URL of the server. None for the Hugging Face Hub.
-        auth_env: name of the environment variable that may contain the access token. None if there is no such variable.
+        auth_env: name of the environment variable that may contain the access token. None to use no variable.
         cache_dir: cache folder, in the layout that the Hub's own tools use.
         timeout: a download fails if no data arrives for this number of seconds.
     """
@@ -56,9 +56,8 @@ class Hub:
     def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
         """Return the path of a repository's model, which is a GGUF file or a checkpoint folder.
 
-        Download it if necessary.
-
-        If the hub fails, the method returns the cached model, if there is one.
+        The method downloads the model if necessary. If a request to the hub fails and the cache has the complete model,
+        the method returns the cached model.
 
         Args:
             name: name of the repository, such as `org/name`.
@@ -108,7 +107,7 @@ class Hub:
         return model_path(snapshots.at(listing.commit), files)
 
     def site(self) -> Site:
-        """Return the hub's server. Requests to it include the user's access token, if there is one."""
+        """Return the hub's server. Requests to the server include the user's access token, if the user has a token."""
         url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
         return Site(url, self._token(url), self.timeout)
 

@@ -80,7 +80,7 @@ class DownloadedModel:
         """Delete the files of one quantization.
 
         Args:
-            form: a key of `forms`.
+            form: name of the quantization, which is a key of `forms`.
 
         Raises:
             HelexaError: a process has loaded the model.
@@ -120,7 +120,7 @@ def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
 
 
 def _schemes(config: NeuronConfig) -> list[str]:
-    """Return the schemes of the Hugging Face Hub and of the hubs in `config`."""
+    """Return the source id schemes, such as `huggingface`, of the Hugging Face Hub and of the hubs in `config`."""
     sources = config.harness.torch.sources
     return [DEFAULT_SCHEME, *(name for name, source in sources.items() if source.endpoint and name != DEFAULT_SCHEME)]
 

@@ -10,7 +10,7 @@ def local_model(name: str) -> Path:
     """Return the absolute path of the GGUF file or checkpoint folder at the path `name`.
 
     Raises:
-        SourceError: the path is not a model. `kind` is `invalid_source`.
+        SourceError: `name` is not the path of a GGUF file or a checkpoint folder. `kind` is `invalid_source`.
     """
     path = expanded(Path(name)).absolute()
     try:

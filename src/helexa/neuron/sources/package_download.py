@@ -44,8 +44,8 @@ def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
         The wheel (downloaded with pip), or a folder with the unpacked wheel (downloaded with uv).
 
     Raises:
-        SourceError: the wheel could not be downloaded. `kind` is `disk_full`, or `repo_fetch_failed` if there is no pip
-            or uv, or if the download failed.
+        SourceError: the wheel could not be downloaded. `kind` is `disk_full` if the disk is full, and otherwise
+            `repo_fetch_failed`, for example if neither pip nor uv is installed.
     """
     target = scratch / "wheel"
     # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.
@@ -117,8 +117,8 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
 def _progress(output: Path, scratch: Path) -> tuple[int, int]:
     """Return the number of downloaded bytes and the total number of bytes (0 if unknown).
 
-    The numbers come from pip's output. If pip reports none, the number of downloaded bytes is the size of the largest
-    file in `scratch`.
+    The numbers come from pip's output. If the output has no such numbers, the number of downloaded bytes is the size of
+    the largest file in `scratch`.
     """
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - _TAIL_BYTES))

@@ -92,7 +92,7 @@ class Snapshots:
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Store the file names of a commit. `cached` compares them with the files in the cache.
+        """Store the file names of a commit, which the method `cached` compares with the files in the cache.
 
         Raises:
             OSError: the cache cannot be written.
@@ -160,7 +160,7 @@ class Snapshots:
         return CachedModel(model_path(snapshot, files))
 
     def _commits(self) -> list[str]:
-        """Return all cached commits, the one that was downloaded last first."""
+        """Return all cached commits. The first is the commit that was downloaded last."""
         try:
             folders = sorted(self.at("").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         except OSError:

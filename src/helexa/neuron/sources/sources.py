@@ -44,8 +44,8 @@ class Sources:
 
         Args:
             source: source of the model.
-            quant: requested quantization, such as `q4_k_m`, or None. It is ignored if `source` includes a quantization.
-            progress: function that receives progress reports. It is called in the event loop.
+            quant: requested quantization, such as `q4_k_m`, or None. Ignored if `source` includes a quantization.
+            progress: function that receives progress reports. The function is called in the event loop.
 
         Raises:
             SourceError: the model is not available. `kind` is the reason.

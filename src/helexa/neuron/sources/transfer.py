@@ -111,8 +111,8 @@ class Transfer:
     def run(self, wait: Callable[[float], None]) -> None:
         """Download the missing bytes and verify the checksum.
 
-        If the download fails, the received bytes stay in the target, so a later transfer can resume it. If the checksum
-        is wrong, the received bytes are discarded.
+        If the download fails, the received bytes stay in the target file, so that a later transfer can resume the
+        download. If the checksum is wrong, the received bytes are discarded.
 
         Args:
             wait: function that sleeps for a number of seconds before a retry.
@@ -202,8 +202,8 @@ class Transfer:
     def _expected(self, response: SiteResponse) -> int | None:
         """Return the length of the complete file, or None if it is unknown.
 
-        The response should begin after the bytes received so far. If it begins at another position or contains the
-        whole file, the method discards the bytes received so far.
+        The response should begin after the bytes received so far. If the response begins at another position or
+        contains the whole file, the method discards the bytes received so far.
 
         Raises:
             WebError: the response contains another range of the file than requested.

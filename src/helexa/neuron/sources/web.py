@@ -35,7 +35,7 @@ class WebError(Exception):
     Attributes:
         where: scheme, host and port of the server.
         status: HTTP status, or None if there was no response.
-        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if there is none.
+        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if the response has no error code.
         retry_after: value of `Retry-After` in seconds, or None.
         transient: whether the error may be transient. In this case, a retry may succeed.
     """
@@ -130,7 +130,7 @@ class Site:
 
     Args:
         url: base URL.
-        token: bearer token, or None. It is sent to this server, and not to other servers after a redirect.
+        token: bearer token, or None. The token is sent only to this server, and not to other servers after a redirect.
         timeout: a connection fails if no data arrives for this number of seconds.
     """
 

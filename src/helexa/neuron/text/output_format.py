@@ -13,7 +13,7 @@ from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 _TURN = 4096  # number of last prompt tokens that are searched for the beginning of the last turn
-_TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker otherwise
+_TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker if no turn begins in `_TURN` tokens
 _END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
@@ -103,7 +103,7 @@ class OutputFormat:
 
         The message begins after the last added token, such as `<|im_start|>`. Reasoning markers do not count as added
         tokens here. If the last `_TURN` tokens of the prompt have no added token, the start of the message is unknown.
-        The method then returns only the reasoning marker at the end of the prompt, or "" if there is none.
+        The method then returns only the reasoning marker at the end of the prompt, or "" if no marker is there.
         """
         marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
         for index in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):

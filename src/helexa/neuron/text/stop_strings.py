@@ -6,9 +6,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Cuts off the streamed text of one response before the first stop string.
 
-    Text that may be the beginning of a stop string is held back until more text arrives. This text is always shorter
-    than the longest stop string. If several stop strings match, the text is cut off before the one that ends first. The
-    result does not depend on how the text is split into chunks.
+    Text that may be the beginning of a stop string is held back until more text arrives. The held text is always
+    shorter than the longest stop string. If several stop strings match, the text is cut off before the stop string that
+    ends first. The result does not depend on the sizes of the chunks in which the text arrives.
 
     Args:
         stops: the stop strings. Empty strings are ignored.

@@ -1,4 +1,4 @@
-"""Read tensors of safetensors checkpoints that are quantized to fp8 or MXFP4. Their scales are separate tensors.
+"""Read the tensors of safetensors checkpoints in fp8 or MXFP4, which have their scales in separate tensors.
 
 An fp8 tensor is dequantized to float32 when it is read. An MXFP4 tensor stays quantized, with the codes and scales of
 the file.
@@ -37,7 +37,7 @@ class StoredTensor(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor and its scales in the file, in bytes."""
+        """Size of the tensor in the file in bytes, including the scales of a quantized tensor."""
         ...
 
     def read(self, index: int | None = None) -> Weight:
@@ -64,8 +64,8 @@ class Fp8Tensor:
     Reference: transformers `integrations/finegrained_fp8.py`.
 
     Attributes:
-        block_size: number of rows and number of columns of a block. It has no effect if there is one scale per tensor
-            or per row.
+        block_size: number of rows and number of columns of a block. Not used if there is one scale per tensor or per
+            row.
     """
 
     weight: FileTensor
@@ -116,8 +116,13 @@ class Fp8Tensor:
 class Mxfp4Tensor:
     """A matrix, or a stack of matrices, in MXFP4.
 
-    A byte holds two e2m1 codes of 4 bits, and the first code is in the low bits. Each 32 columns of a row share an
-    exponent as their scale. Reference: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
+    A byte holds two e2m1 codes of 4 bits, and the first code is in the low bits. Every 32 adjacent columns of a row
+    share a scale, which is a power of two and is stored as an exponent. Reference: OCP Microscaling Formats 1.0;
+    transformers `integrations/mxfp4.py`.
+
+    Attributes:
+        blocks: the codes, uint8 [rows, groups, 16], or [matrices, rows, groups, 16] for a stack of matrices.
+        scales: the exponents, uint8 [rows, groups] or [matrices, rows, groups].
     """
 
     blocks: FileTensor
@@ -138,15 +143,15 @@ class Mxfp4Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of codes and scales in the file, in bytes."""
+        """Size of the codes and scales in the file, in bytes."""
         return self.blocks.nbytes + self.scales.nbytes
 
     def read(self, index: int | None = None) -> GroupwiseTensor:
         """Return the matrix, or the matrix at `index` of a stack of matrices, with the codes of the file.
 
         Raises:
-            ModelFileError: the tensor is a stack and `index` is None, the tensor is a single matrix and `index` is not
-                None, there is no matrix at `index`, or the file cannot be read.
+            ModelFileError: `index` is missing for a stack of matrices, is given for a single matrix, or is out of
+                range. The error is also raised if the file cannot be read.
         """
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
@@ -175,7 +180,7 @@ def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) ->
 
     Args:
         tensors: the tensors in the checkpoint's files, by name.
-        config: the model's configuration. The function removes `quantization_config` from it.
+        config: the model's configuration. The function removes the key `quantization_config` from this dict.
 
     Raises:
         ModelFileError: the quantization of the checkpoint is not supported, or a quantized tensor has no scales.

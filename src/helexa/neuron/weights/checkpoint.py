@@ -46,8 +46,9 @@ class Checkpoint(Protocol):
     def read(self, name: str, index: int | None = None) -> Weight:
         """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
 
-        The caller may modify an unquantized tensor. To keep it after the load, the caller must copy it, because its
-        memory may be a mapping of the file. The mapping becomes invalid if another process truncates the file.
+        The caller may modify an unquantized tensor. The caller must copy a tensor to keep the tensor after the load,
+        because its memory may be a mapping of the file. The mapping becomes invalid if another process truncates the
+        file.
 
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or the file cannot be read.

@@ -11,8 +11,9 @@ from torch import Tensor
 class GroupScale:
     """The scales, or the minimums, of a quantized matrix: one number per group of adjacent columns in each row.
 
-    The numbers have the shape [N, G], for N rows with G groups each. They are stored exactly as in the model file,
-    which may store them as integer codes with a shared unit.
+    The numbers have the shape [N, G], for N rows with G groups each. The class stores the numbers in the form of the
+    model file, which is either one floating-point number per group, or integer codes with a unit that several groups
+    share.
 
     Attributes:
         unit: float16 or float32 [N, U]. U divides G, and each unit applies to G / U adjacent groups.
@@ -24,7 +25,10 @@ class GroupScale:
     codes: Tensor | None = None
 
     def values(self) -> Tensor:
-        """Return the numbers as float32 [N, G]. The products of codes and units are exact in float32."""
+        """Return one number for each of the G groups of N rows, as float32 [N, G].
+
+        The products of codes and units are exact in float32.
+        """
         if self.codes is None:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
@@ -38,7 +42,7 @@ class GroupScale:
         """Return a copy in which each tensor is replaced by `change(tensor)`.
 
         `change` is applied to `unit` and `codes`, which differ in their number of columns. It may reorder rows. It may
-        reorder columns only in blocks that are whole units.
+        also reorder blocks of columns, if no unit is shared by several blocks.
         """
         return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
 
@@ -76,7 +80,7 @@ class GroupwiseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the codes, scales and minimums in bytes. The small table is not counted."""
+        """Size of the codes, scales and minimums in bytes. The 16 bytes of `table` are not counted."""
         minimum = 0 if self.minimum is None else self.minimum.nbytes
         return self.codes.nbytes + self.scale.nbytes + minimum
 
@@ -92,14 +96,14 @@ class GroupwiseTensor:
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupwiseTensor":
         """Return a copy in which the tensors of the codes, scales and minimums are replaced by `change(tensor)`.
 
-        These tensors differ in their number of columns. `change` may reorder rows. It may reorder columns only in
-        blocks that are whole quantization groups and whole units of `GroupScale`.
+        These tensors differ in their number of columns. `change` may reorder rows. It may also reorder blocks of
+        columns, if no quantization group and no unit (see `GroupScale`) is shared by several blocks.
         """
         minimum = None if self.minimum is None else self.minimum.each(change)
         return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
-        """Return a quantized matrix [T, K] with the rows at `indices` [T]."""
+        """Return a quantized matrix [T, K] with copies of the T rows at `indices`. K is the number of columns."""
         return self.each(lambda tensor: tensor[indices])
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":

@@ -1,7 +1,8 @@
 """Computation of a Gated DeltaNet layer between its input projections and its output projection.
 
-A short convolution over tokens is applied to queries, keys and values. The gated delta rule (see `gated_delta`) then
-updates and reads the recurrent state of each sequence. The result of each head is normalized and gated.
+The layer applies a short convolution over tokens to queries, keys and values. The gated delta rule (see `gated_delta`)
+then updates and reads the recurrent state of each sequence. Finally, the layer normalizes and gates the result of each
+head.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class DeltaSizes:
     """Sizes of a Gated DeltaNet layer.
 
     Attributes:
-        key_heads: Hk, number of query heads, and of key heads.
+        key_heads: Hk, number of key heads, which equals the number of query heads.
         heads: Hv, number of value heads. Hv / Hk value heads share one key head.
         key_dim: Dk, width of a query or key head.
         value_dim: Dv, width of a value head.
@@ -41,30 +42,30 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Number of query numbers per token in all heads, Hk * Dk, which equals the number of key numbers."""
+        """Width of the key vectors of all heads of a token together, Hk * Dk. The queries have the same width."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Number of value numbers per token in all heads, Hv * Dv."""
+        """Width of the value vectors of all heads of a token together, Hv * Dv."""
         return self.heads * self.value_dim
 
     @property
     def mixed(self) -> int:
-        """C, number of query, key and value numbers per token in all heads."""
+        """C, the number of query, key and value numbers per token in all heads together."""
         return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
 class DeltaWeights:
-    """Weights of a Gated DeltaNet layer between its projections, all float32. `DeltaSizes` defines the sizes.
+    """Weights of a Gated DeltaNet layer without its projections, all float32. `DeltaSizes` defines the sizes.
 
     Attributes:
-        kernel: [K, C], weights of the convolution; the last row applies to the current token.
+        kernel: [K, C], weights of the convolution over K tokens; the last row applies to the current token.
         rate: [Hv], decay rate of each value head (see `log_decay`).
         bias: [Hv], bias of the decay of each value head (see `log_decay`).
         norm: [Dv], weight of the RMS norm on the result of each head.
-        eps: epsilon of this norm.
+        eps: epsilon of the RMS norm.
     """
 
     kernel: Tensor
@@ -75,7 +76,10 @@ class DeltaWeights:
 
 
 class DeltaOp(Protocol):
-    """Operator of one Gated DeltaNet layer between its projections. `DeltaSizes` defines the sizes."""
+    """Operator that computes a Gated DeltaNet layer without its input and output projections.
+
+    `DeltaSizes` defines the sizes C, Hv and Dv in the shapes of the arguments.
+    """
 
     def new_cache(self, slots: int) -> DeltaCache:
         """Return a cache for `slots` recurrent states, with uninitialized memory."""
@@ -84,17 +88,19 @@ class DeltaOp(Protocol):
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Apply the layer to the rows of one step, and update the recurrent states in `cache`.
+        """Apply the layer to the T rows (tokens) of one step, and update the recurrent states in `cache`.
 
         A new sequence starts with a state of zeros. Only accepted tokens change a state, draft tokens do not (see
-        `Span.settled`).
+        `Span.settled`). `DeltaSizes` defines the sizes C, Hv and Dv.
 
         Args:
             mixed: [T, C], queries, keys and values before the convolution.
             z: [T, Hv * Dv], inputs of the output gate.
             b: [T, Hv], inputs of beta, the share of the state's old content that a token replaces.
-            a: [T, Hv], inputs of the decay.
-            rows: [S], indexes of the rows to return; None for all rows.
+            a: [T, Hv], inputs of the decay of the state.
+            cache: recurrent states of the layer.
+            batch: the sequences of the rows and the slots of their states.
+            rows: [S], indexes of the rows whose outputs are returned; None for all rows.
 
         Returns:
             [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None, in the activation dtype.
@@ -118,12 +124,13 @@ class DeltaRule:
         keys = (sizes.key_heads, sizes.key_dim)
         self._head_shapes = (keys, keys, (sizes.heads, sizes.value_dim))
         self._widths = [sizes.keys, sizes.keys, sizes.values]
-        # On a CPU, separate spans keep each state in the processor cache; other devices need few kernel launches.
+        # A CPU computes one sequence at a time, so that the state stays in the processor cache. Other devices compute
+        # the decode rows of all sequences together, in few kernel launches.
         self._together = device.type != "cpu"
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes) -> int:
-        """Return the number of bytes of one sequence's recurrent state in a layer of these sizes."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
 
     def new_cache(self, slots: int) -> DeltaCache:
@@ -133,10 +140,10 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Apply the layer to the rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
+        """Apply the layer to the T rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
 
         Returns:
-            [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
+            [S, Hv * Dv] for the S rows with the indexes `rows`, or [T, Hv * Dv] if `rows` is None.
         """
         inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), wide(b, self._device).sigmoid().float())
         out = torch.empty(len(mixed), *self._head_shapes[-1], device=mixed.device)
@@ -159,7 +166,10 @@ class DeltaRule:
         return (normed * F.silu(z.float())).to(mixed.dtype)
 
     def _advance(self, inputs: list[Tensor], state: DeltaCache) -> Tensor:
-        """Apply convolution and delta rule to T tokens of each of B sequences, and return float32 [B, T, Hv, Dv].
+        """Apply the convolution and the gated delta rule to T tokens of each of B sequences.
+
+        Returns:
+            float32 [B, T, Hv, Dv], the result of each value head before the norm.
 
         Args:
             inputs: three tensors [B, T, width]: queries, keys and values before the convolution, the logarithm of the
@@ -173,9 +183,9 @@ class DeltaRule:
 
 
 def _row_slices(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
-    """Yield slices of a span's rows to compute at once, each with the recurrent state that the computation changes.
+    """Divide the rows of a span (one sequence) into slices. Yield each slice with the recurrent state to update.
 
-    Rows with accepted tokens change the state in `cache`. Rows with draft tokens change a copy of the state.
+    For rows with accepted tokens, this is the state in `cache`. For rows with draft tokens, it is a copy of the state.
     """
     state, settled = cache.at(span.slot), span.start + span.settled
     for start in range(span.start, settled, _ROWS_AT_ONCE):

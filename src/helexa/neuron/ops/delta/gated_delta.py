@@ -7,7 +7,7 @@ difference. The output is the value stored for q:
     S <- exp(g) S;    S <- S + k (beta (v - k S));    out = q S
 
 Two algorithms compute the same result: `recurrent` for few tokens and `chunked` for many tokens. Both have these
-arguments, for B sequences of T tokens each:
+arguments, for B sequences of T tokens each. There are Hk key heads of width Dk and Hv value heads of width Dv:
 
     q, k:   [B, T, Hk, Dk]; the functions scale each head to length 1, and then divide q by sqrt(Dk). Hv / Hk
         consecutive value heads share each key head
@@ -27,21 +27,24 @@ from helexa.neuron.ops.wide import wide
 
 CHUNK = 64
 """Number of tokens per chunk in `chunked`."""
-_FEW_TOKENS = 16  # token count up to which `recurrent` is faster
+_FEW_TOKENS = 16  # token count up to which `recurrent` is faster than `chunked`
 _EPSILON = 1e-6
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule with the faster algorithm for this number of tokens.
+    """Apply the gated delta rule with the algorithm that is faster for this number of tokens.
 
-    The module docstring defines the arguments and the result.
+    The docstring of this module describes the rule, the arguments and the result.
     """
     form = recurrent if v.shape[1] <= _FEW_TOKENS else chunked
     return form(q, k, v, g, beta, state)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule token by token. The module docstring defines the arguments and the result."""
+    """Apply the gated delta rule token by token.
+
+    The docstring of this module describes the rule, the arguments and the result.
+    """
     q, k, v, decay, beta = _by_head(q, k, v, wide(g, g.device).exp(), beta)  # [B * Hv, T, width]
     flat = state.view(-1, *state.shape[2:])
     out = torch.empty_like(v)
@@ -55,16 +58,17 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule in chunks of 64 tokens. The module docstring defines the arguments and the result.
+    """Apply the gated delta rule in chunks of 64 tokens.
 
-    The temporary memory grows with the number of tokens, so callers split long sequences into several calls.
+    The docstring of this module describes the rule, the arguments and the result. The temporary memory grows with the
+    number of tokens, so callers split long sequences into several calls.
 
     Token i of a chunk adds k_i d_i to the state. The vectors d_i are the solution of a triangular system of equations,
     where S is the state before the chunk:
 
         d_i + beta_i sum_{j<i} exp(g_{j+1} + .. + g_i) (k_i k_j) d_j = beta_i (v_i - exp(g_1 + .. + g_i) k_i S)
 
-    Forward substitution solves the system. Unlike a sum of powers of the matrix, it stays exact if keys repeat.
+    Forward substitution solves the system. Another method, a sum of powers of the matrix, is inexact if keys repeat.
     """
     length = v.shape[1]
     q, k, v, g, beta = (_by_chunk(x) for x in _by_head(q, k, v, g, beta))  # [chunks, B * Hv, CHUNK, width]
@@ -89,7 +93,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
 
 
 def convolve(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Apply a causal depthwise convolution over tokens, and then SiLU.
+    """Apply a causal depthwise convolution over K tokens to C columns, and then SiLU.
 
     Args:
         x: [B, T, C], inputs of T tokens in each of B sequences.
@@ -112,9 +116,9 @@ def log_decay(a: Tensor, rate: Tensor, bias: Tensor) -> Tensor:
     """Return the logarithm of the decay, `-rate * softplus(a + bias)`, as float32 [..., Hv].
 
     Args:
-        a: [..., Hv], projected input of each value head.
-        rate: [Hv].
-        bias: [Hv].
+        a: [..., Hv], projected input of each of the Hv value heads.
+        rate: [Hv], decay rate of each head.
+        bias: [Hv], bias of each head.
     """
     return F.softplus(wide(a, a.device) + bias).mul_(-rate).float()
 
@@ -126,9 +130,9 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """Return the five inputs as float32 [B * Hv, T, width].
+    """Return the five inputs as float32 [B * Hv, T, width], by value head.
 
-    The heads of q and k are scaled to length 1, q is divided by sqrt(Dk), and each is repeated for its value heads.
+    Each head of q and k is scaled to length 1 and repeated for its value heads. q is also divided by sqrt(Dk).
     """
     repeats = v.shape[2] // k.shape[2]
     q, k = (_unit(x).repeat_interleave(repeats, dim=2) for x in (q, k))
@@ -137,7 +141,7 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 
 def _by_chunk(x: Tensor) -> Tensor:
-    """Return x [N, T, width] as [chunks, N, CHUNK, width].
+    """Divide the T tokens of x [N, T, width] into chunks: return [chunks, N, CHUNK, width].
 
     The last chunk is padded with zeros, which do not change the state.
     """
@@ -148,8 +152,8 @@ def _by_chunk(x: Tensor) -> Tensor:
 def _decay_between(g: Tensor) -> Tensor:
     """Return the decay of the state from token j to token i of the same chunk, as [..., i, j]; 0 if j > i.
 
-    For each j, the logarithms are summed from j + 1 on. Differences of sums from the start of the chunk would lose the
-    precision of small decays after large decays. No sum is above 0, so no exponential overflows.
+    For each j, the function sums the logarithms from token j + 1 on. Differences of sums from the start of the chunk
+    would lose the precision of small decays after large decays. No sum is above 0, so no exponential overflows.
 
     Args:
         g: [..., CHUNK, 1], logarithm of the decay of each token.

@@ -41,9 +41,9 @@ class GpuOps(Ops):
     """Kernels for a CUDA device, or for a CPU with Triton's interpreter.
 
     Args:
-        kv_bits: bits of each number in the KV cache, 16 or 8. If plain torch computes the attention of prompts (see
-            `Ops.gathers`), the cache has the bits of `dtype` instead.
-        gpu: properties of the GPU for which tile shapes are selected; None for those of `device`.
+        kv_bits: 8 for an 8-bit KV cache. For other values, and if plain torch computes the attention of prompts (see
+            `Ops.gathers`), the numbers in the cache have the dtype `dtype`.
+        gpu: properties of the GPU for which tile shapes are selected; None to use the properties of `device`.
     """
 
     name = "triton"
@@ -52,7 +52,7 @@ class GpuOps(Ops):
         self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, gpu: GpuProperties | None = None
     ) -> None:
         self.gpu = gpu or GpuProperties.from_device(device)
-        # Torch computes the products of prompts if Triton would multiply without tensor cores.
+        # Plain torch computes the attention of prompts if Triton would compute it without tensor cores.
         gathers = not (self.gpu.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
         super().__init__(
             device,
@@ -76,14 +76,15 @@ class GpuOps(Ops):
         self._graphs.forget()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Return the logits [S, V] of a forward pass, which are valid until the next run.
+        """Return the result of a forward pass, usually logits [S, V], which is valid until the next call.
 
-        If the batch is padded to a bucket with a captured graph, this replays the graph. Otherwise it calls `forward`.
+        If the batch is padded to a bucket (batch size) with a captured graph, the method replays the graph. Otherwise
+        the method calls `forward`.
         """
         return self._graphs.run(forward, batch)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Return an RMS norm operator that uses one Triton program per row."""
+        """Return an operator that computes the RMS norm in a Triton kernel, with one program per row."""
         return RmsNorm(weight, eps, self.dtype)
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
@@ -93,8 +94,9 @@ class GpuOps(Ops):
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Tensor | PackedMatrix:
         """Return a weight [N, K] in the layout of these kernels (see `Ops.matrix`).
 
-        The result is a `PackedMatrix` if the weight is quantized or `form` quantizes it, and its shape can be packed.
-        Otherwise the result is a tensor of the activation dtype.
+        For a quantized weight whose shape and group size the Triton kernels support, the result is a `PackedMatrix`.
+        Otherwise the result is a plain tensor of the activation dtype. If `form` is given, a plain weight is quantized
+        first.
         """
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
@@ -102,7 +104,7 @@ class GpuOps(Ops):
         return packed or self._torch.dense(weight)
 
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
+        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K] (see `Ops.linear`).
 
         Quantized matrices stay quantized in memory. Products with plain matrices use cuBLAS.
         """
@@ -125,23 +127,23 @@ class GpuOps(Ops):
         return self._torch.dense_bytes(weight) if packed is None else packed
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the number of bytes that `linear` or `mixture` allocates for these weights.
+        """Return the number of bytes that `linear` or `mixture` allocates in addition to the given weights.
 
         Several weights are copied into one matrix. A single weight is used without a copy.
         """
         return ProductBytes(sum(self.matrix_bytes(weight) for weight in weights) if len(weights) > 1 else 0)
 
     def connect(self, exchange: Exchange) -> None:
-        """Set how this rank exchanges results with the other ranks."""
+        """Set how this rank exchanges results with the other ranks that compute the model."""
         self._torch.ranks = self.ranks
         self._torch.connect(exchange)
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather)."""
         return self._torch.gather(x, shares)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
         return self._torch.sum_ranks(x)
 
     def mixture(
@@ -151,9 +153,11 @@ class GpuOps(Ops):
         clamp: Clamp | None = None,
         shares: ExpertShares | None = None,
     ) -> MixtureOp:
-        """Prepare all experts in a few kernels.
+        """Return an operator that computes a mixture of experts with a few kernels for all experts.
 
-        Experts with different formats, and experts divided among ranks, run one by one.
+        Matrices of different formats are dequantized first, so that the kernels can use them as one matrix. The
+        operator runs one expert after another if the experts are divided among ranks, or if the kernels do not support
+        the shape of the matrices.
         """
         if shares is not None:
             return expert_by_expert(self, experts, routing, clamp, shares)
@@ -177,9 +181,9 @@ class GpuOps(Ops):
         return out
 
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+        """Return the embeddings of T tokens: rows of a matrix [V, H], times `factor`, as float32 [T, H].
 
-        Tokens outside `rows` get zeros.
+        Token ids outside the range `rows` get zeros.
         """
         if not isinstance(matrix, PackedMatrix):
             return self._torch.embedding(matrix, tokens, factor, rows)
@@ -199,19 +203,19 @@ class GpuOps(Ops):
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a sampled token for each row of logits [S, V], without waiting for the device."""
+        """Return a sampled token for each row of logits [S, V], without waiting for the device (see `Ops.choose`)."""
         return draws.choose(logits, settings)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
+        """Return a sampled token for each row of `logits` that has a mask, among the tokens that the mask allows."""
         return draws.choose(draws.masked(logits, masks), settings).tolist()
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; changes `out` in place."""
         return self._torch.add_gated(out, x, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return x[rows]
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
@@ -219,14 +223,14 @@ class GpuOps(Ops):
         return DeltaRule.state_bytes(sizes, self.dtype)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Return the operator of a Gated DeltaNet layer between its projections.
+        """Return an operator that computes a Gated DeltaNet layer without its input and output projections.
 
-        It uses one kernel for decode and four more kernels for prefill.
+        One kernel computes decode rows one after another. Four kernels compute long prompts in chunks.
         """
         return DeltaRule(sizes, weights, self.dtype, self.gpu)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
+        """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
         return self._torch.rope_tables(positions, frequencies, factor)
 
     def rotate_store(
@@ -238,14 +242,17 @@ class GpuOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
+        """Apply norms and RoPE to queries and keys, and write keys and values to the KV cache (see `Ops.rotate_store`).
 
         Rows with slot -1 are padding rows, which are not written to the cache.
+
+        Returns:
+            The rotated queries, [T, heads, D].
         """
         return rotate_store(qkv, heads, rope, cache, slots, norms)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
         return gate_mul(gate_up, gate)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -261,19 +268,21 @@ class GpuOps(Ops):
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """Return a zeroed KV cache with `pages` pages for one layer.
 
-        An 8-bit cache has the layout of `triton.attention.kv_cache`. Other caches have the layout of `ReferenceOps`.
+        The module `triton.attention.kv_cache` describes the layout of an 8-bit cache. Other caches have the layout of
+        `ReferenceOps`.
         """
         if self._in_bytes(head_dim):
             return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
         return self._torch.new_cache(kv_heads, pages, head_dim)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
-        Plain torch computes the batches that the Triton kernels do not support.
+        Plain torch computes the batches that the Triton kernels do not support on this GPU.
 
         Raises:
-            RuntimeError: the batch is part of a graph capture, and the Triton kernels do not support it.
+            RuntimeError: the Triton kernels do not support the batch, and plain torch cannot compute it, because a
+                graph is captured.
         """
         rows, _, dim = queries.shape
         if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps. A graph is captured once per bucket (batch size), and then replayed."""
+"""CUDA graphs of decode steps. The engine captures one graph per bucket (batch size), and then replays the graphs."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,10 +10,10 @@ from helexa.neuron.ops.batch import Batch, Bucket
 
 
 class Capture(Protocol):
-    """Function that captures the work of another function on the device."""
+    """Interface of functions that capture the device work of another function as a graph."""
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that replays the work of `function` on the same memory, and returns the result."""
+        """Return a function that repeats the device work of `function` on the same memory, and returns its result."""
         ...
 
 
@@ -36,8 +36,8 @@ class CudaCapture:
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Return a function that replays the captured work of `function`, and returns the result.
 
-        The results of all captured functions have the same dtype and shape, except for the number of rows. Capture the
-        function with the most rows first, because the graphs share its result buffer.
+        The results of all captured functions must have the same dtype and shape, except for the number of rows. Capture
+        the function whose result has the most rows first, because all graphs share its result buffer.
         """
         first = function()  # compiles kernels and lets libraries allocate their workspaces
         if self._results is None or len(self._results) < len(first):
@@ -45,7 +45,7 @@ class CudaCapture:
         result = self._results[: len(first)]
         del first
         graph = torch.cuda.CUDAGraph()
-        # If a capture fails, `graph` leaves its own stream as the current stream.
+        # If a capture fails, `torch.cuda.graph` leaves its stream current. `torch.cuda.stream` restores the old stream.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
             result.copy_(function())
         self._pool = graph.pool()
@@ -76,6 +76,6 @@ class StepGraphs:
         self._replays.clear()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """Replay the captured graph of the batch's bucket, or call `forward` if there is no such graph."""
+        """Return the result of a forward pass: replay the graph of the batch's bucket, or else call `forward`."""
         replay = self._replays.get(batch.bucket)
         return forward(batch) if replay is None else replay()

@@ -1,1 +1,1 @@
-"""CPU kernels in C, which are compiled on first use."""
+"""CPU kernels in C, which helexa compiles on the machine on first use."""

@@ -1,7 +1,7 @@
-"""Work list of a batch's attention for the native kernels.
+"""Work list of the native attention kernels for one batch.
 
-The list divides queries into tiles. The positions of a long decode row are divided into segments, which several threads
-compute as partial results.
+The work list divides the queries of the batch into tiles. It also divides the positions of a long decode row into
+segments of SEGMENT_POSITIONS (512) positions, which several threads compute as partial results.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,19 @@ from torch import Tensor
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 
-_TILE = 24  # maximum number of queries that read a page together
+_TILE = 24  # maximum number of queries per tile; a query is one head of one row
 
 
 class Tile(NamedTuple):
     """One unit of work of the attention kernel: queries of consecutive rows of one sequence.
 
-    The fields match the struct `tile` of kernels.h.
+    A segment is SEGMENT_POSITIONS (512) consecutive positions of a sequence. The fields match the struct `tile` of
+    kernels.h.
 
     Attributes:
         row: index of the first row in the batch.
         rows: number of rows.
-        position: position of the first row.
+        position: position of the first row in its sequence.
         pages: index in `AttentionPlan.pages` of the sequence's first page number.
         first_segment: first segment of positions that the tile attends to.
         segments: number of segments that the tile attends to.
@@ -41,7 +42,7 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A row whose segments are computed as separate partial results, which a second kernel merges.
+    """A decode row whose segments of positions are computed as partial results, which a second kernel merges.
 
     The fields match the struct `split` of kernels.h.
 
@@ -57,16 +58,20 @@ class Split(NamedTuple):
 
 
 class AttentionPlan:
-    """The work list of the current batch, for layers with `group` query heads per KV head.
+    """The work list of the attention kernels for the current batch.
 
     All tensors have fixed addresses, because captured graphs contain these addresses.
 
+    Args:
+        capacity: size of the largest batch.
+        group: number of query heads per KV head, in the layers that use this work list.
+
     Attributes:
-        tile_count: int64 [1], number of used rows of `tiles`.
-        tiles: int64 [.., 7], one `Tile` per row.
-        split_count: int64 [1], number of used rows of `splits`.
-        splits: int64 [.., 3], one `Split` per row.
-        pages: int64, page numbers of all sequences, one sequence after another.
+        tile_count: int64 [1], number of tiles of the current batch.
+        tiles: int64 [.., 7], one `Tile` per line; only the first `tile_count` lines are used.
+        split_count: int64 [1], number of split rows of the current batch.
+        splits: int64 [.., 3], one `Split` per line; only the first `split_count` lines are used.
+        pages: int64, KV page numbers of all sequences, one sequence after another.
     """
 
     def __init__(self, capacity: Capacity, group: int) -> None:
@@ -80,20 +85,21 @@ class AttentionPlan:
         self._partials: dict[tuple[int, int], Tensor] = {}
 
     def partials(self, heads: int, dim: int) -> Tensor:
-        """Return the memory for partial results, float32 [segments, heads, 2 + dim].
+        """Return the memory for partial results of attention, float32 [segments, heads, 2 + dim].
 
-        All layers with the same `heads` and `dim` share the memory. It is never reallocated, because captured graphs
-        contain its address.
+        A partial result consists of the largest score, the sum of weights, and the sum of weighted values. All layers
+        with the same `heads` and `dim` share the memory. The memory keeps its address, because captured graphs contain
+        the address.
         """
         if (heads, dim) not in self._partials:
             partials = np.zeros(
                 (self._spans, heads, 2 + dim), dtype=np.float32
-            )  # pages become resident on the first write
+            )  # memory pages become resident on the first write
             self._partials[heads, dim] = torch.from_numpy(partials)
         return self._partials[heads, dim]
 
     def lay(self, batch: Batch) -> None:
-        """Replace the work list with the work list of `batch`."""
+        """Replace the contents of all tensors with the work list of `batch`."""
         tiles: list[Tile] = []
         splits: list[Split] = []
         pages: list[int] = []

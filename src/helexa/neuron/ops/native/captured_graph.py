@@ -10,19 +10,21 @@ from torch import Tensor
 from helexa.neuron.ops.native.kernel_library import Argument, KernelLibrary
 from helexa.neuron.ops.native.workspace import Workspace
 
-_MAX_BYTES = 32 << 20  # about 500 graphs of 30 layers; capturing takes a tenth of the time of a small step
+_MAX_BYTES = 32 << 20  # about 500 graphs of a 30-layer model; a capture takes a tenth of the time of a small step
 
 
 @dataclass
 class CapturedGraph:
-    """A captured forward pass.
+    """A captured forward pass on the CPU.
+
+    The workspace is the allocator for the temporary tensors of a step.
 
     Attributes:
         calls: the recorded kernel calls, as concatenated instructions (see `KernelLibrary.run`).
         address: address of the result. Between replays, the workspace uses this memory for other tensors, because
             there are many graphs and logits are large.
         shape: shape of the result.
-        inputs: tensors outside the workspace that the kernels read or write. The graph keeps them allocated.
+        inputs: tensors outside the workspace that the kernels read or write. The graph keeps these tensors allocated.
     """
 
     calls: bytes
@@ -32,9 +34,9 @@ class CapturedGraph:
 
 
 class Graphs:
-    """The captured forward passes of a model, by number of rows and of samples.
+    """The captured forward passes of a model. There is one graph per number of rows and number of sampled rows.
 
-    If the recorded calls take too much memory, the least recently used graphs are removed.
+    If the recorded kernel calls exceed 32 MiB, the least recently used graphs are removed.
     """
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
@@ -47,9 +49,10 @@ class Graphs:
 
     @property
     def complete(self) -> bool | None:
-        """Whether a captured graph computes the whole forward pass; None until the first `run` with samples checks it.
+        """Whether captured graphs compute the whole forward pass of the model; None before the check.
 
-        A graph lacks work that the model does outside the native kernels.
+        The value is False if the model also computes outside the native kernels, for example in plain torch. A graph
+        does not record this work. The first `run` that returns logits checks whether a graph is complete.
         """
         return self._complete
 
@@ -65,12 +68,12 @@ class Graphs:
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
-        """Return the result of `forward`, by replay of a captured graph if possible. It is valid until the next run.
+        """Return the result of `forward`, by replay of a captured graph if possible. The next call may overwrite it.
 
         Args:
-            inputs: tensors that the forward pass reads, with one entry per token. Their addresses must be the same in
-                every run.
-            samples: number of rows of the result.
+            inputs: tensors that the forward pass reads, with one entry per row (token). Their addresses must be the
+                same in every run.
+            samples: number of rows of the result, for which the engine samples tokens.
             forward: function that runs the forward pass and returns logits.
         """
         if self._complete is None and samples:
@@ -102,8 +105,8 @@ class Graphs:
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Return whether the replay of a captured graph computes the same result as `forward`.
 
-        The graph is captured with other inputs and with free memory filled with NaN. If the model does work outside the
-        native kernels, the graph lacks this work, and the result of the replay differs.
+        If the model also computes outside the native kernels, the graph lacks this work. To make the result of the
+        replay differ in this case, the graph is captured with other inputs and with free memory filled with NaN.
         """
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]

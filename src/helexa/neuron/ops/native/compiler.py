@@ -21,7 +21,7 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.ops")
 _FOLDER = Path(__file__).with_name("kernels")
-# Without contraction, only explicitly fused products are fused, so all code paths of a kernel round alike.
+# With `-ffp-contract=off`, the compiler does not fuse products and sums, so all code paths of a kernel round alike.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_SECONDS = 120
 _LAYOUT = ("kernels.h", "tiles.h", "packing.c", "plain.c", "quantize.c")  # define the layout of packed weights
@@ -33,7 +33,9 @@ class Unavailable(Exception):
 
 @cache
 def native_kernels() -> KernelLibrary:
-    """Return the compiled kernels. They are compiled if the cache folder has no library for this machine and code.
+    """Return the native kernels, compiled for this machine.
+
+    The C sources are compiled if helexa's cache folder has no library for this machine and these sources.
 
     Raises:
         Unavailable: the machine has no C compiler, or the compilation failed.
@@ -67,7 +69,7 @@ def _digest(names: tuple[str, ...]) -> str:
 
 
 def _key(compiler: str) -> str:
-    """Return the file name of the compiled library: a digest of the C sources, compiler, flags and processor."""
+    """Return the name of the library file, without suffix: a digest of the C sources, compiler, flags and processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_TIMEOUT_SECONDS).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

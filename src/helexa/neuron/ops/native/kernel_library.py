@@ -1,6 +1,7 @@
 """Python interface of the compiled C kernels.
 
-An instruction is a kernel call with its arguments, as bytes. The C library runs lists of instructions.
+An instruction is a call of one kernel with its arguments, encoded as bytes. The C library runs lists of instructions,
+which are called graphs.
 """
 
 import ctypes
@@ -36,7 +37,7 @@ _POINTEES = {
     "int64_t": torch.int64,
     "tile": torch.int64,
     "split": torch.int64,
-    "void": None,  # of any type
+    "void": None,  # a pointer to any type
 }
 
 
@@ -45,7 +46,7 @@ class KernelLibrary:
 
     Attributes:
         layout: digest of the C files that define the layout of packed weights.
-        formats: number in the C code of each supported format of quantized matrices.
+        formats: the supported formats of quantized matrices, each with its number in the C code.
     """
 
     def __init__(self, library: ctypes.CDLL, layout: str) -> None:
@@ -82,9 +83,14 @@ class KernelLibrary:
         self._start_threads(count)
 
     def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
-        """Prepare for exchanges in memory that the ranks share, uint8 in the layout of `kernels/ranks.c`.
+        """Prepare this rank for exchanging results with the other ranks (processes) in shared memory.
 
-        The ranks after rank 0 count their progress in this memory, where rank 0 reads the counts.
+        All ranks except rank 0 also count their progress in the shared memory. While rank 0 waits for another rank, it
+        reads the count of that rank.
+
+        Args:
+            memory: memory that the ranks share, uint8 in the layout of `kernels/ranks.c`.
+            ranks: position of this process among the ranks.
         """
         self._start_exchanges()
         if ranks.rank > 0:
@@ -103,7 +109,7 @@ class KernelLibrary:
         return self._packed_bytes(number, outputs, columns)
 
     def instruction(self, kernel: str, arguments: Mapping[str, Argument], waits: bool = True) -> bytes:
-        """Return an instruction that calls a kernel. Instructions can be concatenated to a graph for `run`.
+        """Return an instruction that calls a kernel. `run` takes a graph, which is concatenated instructions.
 
         Args:
             kernel: name of the kernel.
@@ -139,7 +145,10 @@ def structure(name: str) -> type[ctypes.Structure]:
 
 
 class Instruction(ctypes.Structure):
-    """The C struct `instruction` of graph.h: a kernel's address and arguments, and whether the next one waits."""
+    """The C struct `instruction` of graph.h: address and arguments of a kernel.
+
+    The field `waits` tells whether the next instruction starts only after this instruction has ended.
+    """
 
     _fields_ = (("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", ctypes.c_uint8 * ARGUMENT_BYTES))
 
@@ -148,7 +157,7 @@ INSTRUCTION_BYTES = ctypes.sizeof(Instruction)
 
 
 class _Kernel:
-    """Builds the instructions of one kernel."""
+    """One kernel of the C library. Encodes calls with Python arguments as instructions."""
 
     def __init__(self, name: str, address: ctypes.c_void_p) -> None:
         self._name, self._address = name, address

@@ -29,7 +29,7 @@ class Launcher:
         self._shared = torch.empty(0, dtype=torch.uint8)
 
     def share(self, memory: Tensor, ranks: RankGroup) -> None:
-        """Set the memory that the ranks share, uint8 in the layout of `kernels/ranks.c`."""
+        """Set the memory in which the ranks exchange results, uint8 in the layout of `kernels/ranks.c`."""
         self._shared, self._ranks = memory, ranks
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -37,7 +37,7 @@ class Launcher:
         return self._workspace.take(*shape, dtype=dtype)
 
     def take_rounded(self, rows: int, columns: int) -> Tensor:
-        """Return uninitialized memory for activations [rows, columns] that a kernel rounds to `x_bits` bits."""
+        """Return uninitialized memory for the activations [rows, columns] after rounding to `x_bits` bits."""
         blocks = rows * columns // GROUP + SPARE_BLOCKS
         return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
 
@@ -46,16 +46,16 @@ class Launcher:
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
         return out
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns].
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather).
 
-        Rows that exceed the shared memory are exchanged in several rounds.
+        If the rows do not fit into the shared memory at once, the ranks exchange them in several rounds.
         """
         rows, stride = x.shape[0], shares.total
         out = self.take(rows, stride)
@@ -71,14 +71,21 @@ class Launcher:
         return out
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
         rows, count = x.shape[0], self._ranks.count
         everything = self.gather(x, Shares.split(count, count, self._ranks.rank).times(x.shape[1]))
         places = torch.arange(rows * count).view(rows, count)
         return self.sum_pairs(everything.view(rows * count, x.shape[1]), places, torch.ones(rows, count))
 
     def sum_pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-        """Return sums [T, H] of rows of x [P, H], with rows `places`, int64 [T, K], and `weights` [T, K]."""
+        """Return weighted sums of rows of x [P, H], as [T, H].
+
+        Row t of the result is the sum of `weights[t, k] * x[places[t, k]]` over all k.
+
+        Args:
+            places: int64 [T, K], indexes of rows of x.
+            weights: float32 [T, K].
+        """
         rows, chosen = places.shape
         out = self.take(rows, x.shape[1])
         size = {"rows": rows, "chosen": chosen, "width": x.shape[1]}
@@ -86,7 +93,7 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width)
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)

@@ -12,7 +12,7 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 class NativeLinear:
     """Linear operator `x @ weight.T + bias` for one or several packed matrices (see `Ops.linear`).
 
-    The outputs of all matrices are concatenated.
+    The operator concatenates the outputs of all matrices.
     """
 
     def __init__(
@@ -26,7 +26,11 @@ class NativeLinear:
         self._biases = [None] * len(matrices) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs, float32 [T, N], for inputs x, float32 [T, K], or [T, 2 * K] with a gate."""
+        """Apply the linear operator to T rows x, and return N outputs per row, float32 [T, N].
+
+        Args:
+            x: float32 [T, K]. If the operator has a gate, x is [T, 2 * K].
+        """
         launcher, rows, columns = self._launcher, x.shape[0], self._columns
         stride = sum(self._widths)
         out = launcher.take(rows, stride)
@@ -36,7 +40,7 @@ class NativeLinear:
         inputs: dict[bool, Tensor] = {}
         for plain in sorted(
             {matrix.number is None for matrix in self._matrices}
-        ):  # `quantise` reads x before it is gated
+        ):  # quantized matrices first: `quantise` applies the gate itself, and must read x before the gate
             if plain:
                 x = launcher.gate_mul(x, self._gate) if self._gate else x
                 inputs[plain] = launcher.take(rows, columns, dtype=torch.bfloat16)

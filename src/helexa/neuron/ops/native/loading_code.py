@@ -13,7 +13,7 @@ _PACKAGES = ("layers", "models", "ops", "weights")  # read, permute, quantize an
 def loading_code_version() -> str:
     """Return a digest of helexa's version and of all Python files that can affect packed weights.
 
-    The digest includes all files of the packages in `_PACKAGES`.
+    These are the files of the packages `layers`, `models`, `ops` and `weights` of `helexa.neuron`.
     """
     digest = hashlib.sha256(version("helexa").encode())
     for package in _PACKAGES:

@@ -30,7 +30,7 @@ class NativeMixture:
 
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
-        """Return whether the kernels support the experts: at most MAX_EXPERTS, all of the same formats and sizes."""
+        """Return whether the kernels support the experts: at most 4096, all with the same formats and sizes."""
         forms = {tuple((matrix.number, matrix.outputs) for matrix in (*e.gate_up, e.down)) for e in experts}
         return len(forms) == 1 and len(experts) <= MAX_EXPERTS
 
@@ -67,9 +67,9 @@ class NativeMixture:
 
 
 class _Products:
-    """A linear layer of all experts. It applies the weights of each expert to the rows that use the expert.
+    """A linear layer of all experts, which applies the weights of each expert to the rows that selected the expert.
 
-    A pair is a row and one of the experts that it uses. The pairs are sorted by expert.
+    A pair is a row and one of its selected experts. The pairs are sorted by expert.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class _Products:
         self._biases = torch.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
 
     def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """Return the outputs, float32 [pairs, N], for inputs x, float32 [pairs, K].
+        """Return the outputs, float32 [pairs, N], for inputs x, float32 [pairs, K]. A pair is a row and an expert.
 
         Args:
             starts: int64 [experts + 1], index of each expert's first pair.
-            gated: whether x is [pairs, 2 * K]. `silu(first half) * second half` is then the input.
+            gated: True if x is [pairs, 2 * K]. The inputs are then `silu(first half of x) * second half of x`.
         """
         launcher, pairs, experts, columns = (
             self._launcher,

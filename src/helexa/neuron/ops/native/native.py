@@ -86,11 +86,15 @@ class NativeOps(Ops):
         self._memory = HugeMemory()
         self.x_bits = x_bits
         self._batch: Batch | None = None
-        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, made on first use
+        self._plans: dict[int, AttentionPlan] = {}  # key: query heads per KV head
 
     @staticmethod
     def unsupported_shape(config: dict[str, Any]) -> str | None:
-        """Return the reason why the kernels do not support a model of this configuration; None if they support it."""
+        """Return the reason why the kernels do not support a model of this configuration; None if they support it.
+
+        Args:
+            config: the model's configuration with the keys of Hugging Face's `config.json`.
+        """
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
         widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
@@ -105,7 +109,8 @@ class NativeOps(Ops):
     def store(self, model: Path, quant: str = "") -> PackedStore:
         """Return the disk cache of the packed weights of the model at the path `model`.
 
-        A change of the model's files, of the code that packs weights, or of the quantization leads to a new cache file.
+        There is a separate cache file for each version of the model's files, each version of the code that packs
+        weights, and each quantization.
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
         if self.ranks.count > 1:
@@ -113,16 +118,16 @@ class NativeOps(Ops):
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
-        """Return a weight [N, K] in the tile layout of these kernels, quantized to `form` if possible."""
+        """Return a weight [N, K] in the tile layout of the native kernels, quantized to `form` if possible."""
         quantised = None
         if form is not None and isinstance(weight, Tensor):
             quantised = quantize(self._library, weight, form, self._memory)
         return quantised or pack(self._library, weight, self._memory)
 
     def linear(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
+        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K] (see `Ops.linear`).
 
-        The operator rounds the input once, and then runs one kernel per matrix.
+        The operator rounds the input once for all matrices, and then runs one kernel per matrix.
         """
         self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
         return NativeLinear(self._launcher, matrices, bias, gate)
@@ -132,7 +137,7 @@ class NativeOps(Ops):
         return packed_bytes(self._library, weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return 0 bytes, because `linear` and `mixture` read the packed weights and allocate no memory."""
+        """Return 0 bytes, because `linear` and `mixture` read the given packed weights without a copy."""
         return ProductBytes(0)
 
     def mixture(
@@ -144,7 +149,7 @@ class NativeOps(Ops):
     ) -> MixtureOp:
         """Return an operator that computes a mixture of experts with a few kernels for all experts.
 
-        If the kernels do not support the experts, the operator runs them one after another.
+        If `NativeMixture.fits(experts)` is False, the operator runs one expert after another instead.
         """
         if not NativeMixture.fits(experts):
             return expert_by_expert(self, experts, routing, clamp, shares)
@@ -153,28 +158,31 @@ class NativeOps(Ops):
         return NativeMixture(self._launcher, experts, routing, clamp, shares)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; changes `out` in place."""
         self._launch("add_gated", out=out, x=x, gate=gate, rows=out.shape[0], width=out.shape[1])
         return out
 
     def connect(self, exchange: Exchange) -> None:
-        """Set the memory that the ranks share."""
+        """Set the shared memory in which this rank exchanges results with the other ranks."""
         assert exchange.memory is not None
         self._launcher.share(exchange.memory, self.ranks)
         self._library.join_ranks(exchange.memory, self.ranks)
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather)."""
         return self._launcher.gather(x, shares)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
         return self._launcher.sum_ranks(x)
 
     def embedding(
         self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None
     ) -> Tensor:
-        """Return rows of the matrix, dequantized from its tiles; tokens outside `rows` get zeros."""
+        """Return the embeddings of T tokens: dequantized rows of `matrix`, times `factor`, as float32 [T, H].
+
+        Token ids outside the range `rows` get zeros.
+        """
         count, columns = tokens.shape[0], matrix.columns
         out = self._take(count, columns)
         kernel, number = ("embed_plain", {}) if matrix.number is None else ("embed", {"number": matrix.number})
@@ -194,7 +202,7 @@ class NativeOps(Ops):
         return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
+        """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self._take(rows, half), self._take(rows, half)
         tables = {"positions": positions, "frequencies": frequencies, "cosines": cos, "sines": sin}
@@ -210,9 +218,10 @@ class NativeOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
+        """Apply norms and RoPE to queries and keys, and write keys and values to the KV cache (see `Ops.rotate_store`).
 
-        The returned queries are bfloat16.
+        Returns:
+            The rotated queries, bfloat16 [T, heads, D].
         """
         rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
@@ -237,15 +246,15 @@ class NativeOps(Ops):
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
         return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """Return the token with the largest logit of each row, as int64 [S] (see `sampling.argmax`)."""
+        """Return the token with the largest logit of each row of `logits`, as int64 [S] (see `sampling.argmax`)."""
         out = self._take(logits.shape[0], dtype=torch.int64)
         self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out
@@ -253,12 +262,12 @@ class NativeOps(Ops):
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
         """Return a sampled token for each row of logits [S, V] (see `sampling.choose`).
 
-        A native kernel computes the tokens of greedy rows. Plain torch samples the tokens of other rows.
+        A native kernel selects the tokens of greedy rows. Plain torch samples the tokens of the other rows.
         """
         return sampling.choose(logits.float(), settings, self.argmax)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
+        """Return a sampled token for each row of `logits` that has a mask, among the tokens that the mask allows."""
         return sampling.choose_masked(logits.float(), masks, settings)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
@@ -266,7 +275,10 @@ class NativeOps(Ops):
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Return the operator of a Gated DeltaNet layer between its projections: plain torch with the native norm."""
+        """Return an operator that computes a Gated DeltaNet layer without its input and output projections.
+
+        The operator uses plain torch, except for the native RMS norm.
+        """
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -289,9 +301,10 @@ class NativeOps(Ops):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences.
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
-        Call this only in the forward pass that `run` runs, because `run` computes the attention plan of the batch.
+        Call this method only within a forward pass that `run` executes, because `run` computes the work list of
+        attention for the batch (see `AttentionPlan`).
         """
         assert batch is self._batch, "attention outside `run`"
         (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
@@ -318,10 +331,10 @@ class NativeOps(Ops):
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Return the logits [S, V] of a forward pass, by replay of a captured graph if possible.
+        """Return the result of a forward pass, usually logits [S, V], by replay of a captured graph if possible.
 
-        If there is no graph for the batch's shape, the pass is captured first. If `capture` is False, or the model
-        computes outside the native kernels, this calls `forward` instead.
+        If no graph has this number of rows and of sampled rows, the method first captures one. If `capture` is False,
+        or the model also computes outside the native kernels, the method calls `forward` instead.
         """
         self._batch = batch
         for plan in self._plans.values():
@@ -352,7 +365,7 @@ class _RmsNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
+        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of the T rows of x."""
         rows, width = x.shape
         out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
         self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)

@@ -16,10 +16,10 @@ _STRETCH = STRETCH_GROUPS * GROUP
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A weight matrix [outputs, columns] in the tile layout of the native kernels.
+    """A weight matrix [outputs, columns] in the tile layout of the native kernels (see `kernels/tiles.h`).
 
     Attributes:
-        data: uint8, the tiles.
+        data: uint8, the bytes of all tiles.
         outputs: number of rows.
         columns: number of columns.
         number: number of the quantization format in the C code; None for bfloat16.
@@ -63,10 +63,10 @@ class HugeMemory:
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
     """Return a weight [N, K] in the tile layout of the native kernels. K must be a multiple of 16.
 
-    A quantized weight in a format that no kernel supports is dequantized to bfloat16.
+    If no kernel supports the format of a quantized weight, the weight is dequantized to bfloat16.
 
     Args:
-        memory: allocator for the tiles.
+        memory: allocator for the bytes of the packed matrix.
     """
     outputs, columns = weight.shape
     form, number = _format(library, weight)
@@ -86,7 +86,7 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 
 def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
-    """Return the number of bytes of the tiles that `pack` makes of a weight. The weight may be on the meta device."""
+    """Return the number of bytes of the matrix that `pack` returns. The weight may be on torch's meta device."""
     return library.packed_bytes(_format(library, weight)[1], *weight.shape)
 
 
@@ -94,11 +94,11 @@ def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: Hu
     """Quantize a plain weight [N, K] to `form`, and return it in the tile layout of the native kernels.
 
     Args:
-        form: format that fits K.
-        memory: allocator for the tiles.
+        form: format to quantize to. `form.fits(K)` must be True.
+        memory: allocator for the bytes of the packed matrix.
 
     Returns:
-        The packed matrix; None if a weight is not finite or too large for the format.
+        The packed matrix; None if a number in `weight` is infinite, NaN or too large for the format.
     """
     weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
     outputs, columns = weight.shape
@@ -113,7 +113,7 @@ def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: Hu
 
 
 def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | None]:
-    """Return the kernel format of a weight and the number of this format; (None, None) if it is packed as bfloat16."""
+    """Return the kernel format of a weight, and its number in the C code; (None, None) for packing as bfloat16."""
     form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
     return form, None if form is None else library.formats[form]
 
@@ -121,8 +121,9 @@ def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | 
 def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
     """Return the kernel format of a quantized matrix; None if no kernel supports the matrix.
 
-    A format includes the dtype of the scale units. If possible, the dtype represents all units exactly. Units on the
-    meta device have no values, so every dtype is accepted for them.
+    A kernel format includes the dtype in which kernels read the units of the scales (see `GroupScale`). If possible,
+    the function selects a dtype that represents all units exactly. Units on torch's meta device have no values, so they
+    fit every dtype.
     """
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
@@ -136,7 +137,7 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
             return None
     units = [scales.unit for scales in (scale, minimum) if scales is not None]
     for exactly in (True, False):
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # powers of two always get one format
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # in this order: powers of two fit several dtypes
             form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
             if form in library.formats and all(_holds(dtype, unit, exactly) for unit in units):
                 return form
@@ -144,10 +145,10 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
 
 
 def _is_read_as(scale: GroupScale, signed: bool) -> bool:
-    """Return whether the 8-bit codes of `scale` keep their values if a kernel reads them as signed or unsigned.
+    """Return whether a kernel reads the 8-bit codes of `scale` with their correct values.
 
     Args:
-        signed: whether the kernel reads the codes as signed numbers.
+        signed: whether the kernel reads the codes as signed numbers. Codes up to 127 have the same value either way.
     """
     assert scale.codes is not None
     right = torch.int8 if signed else torch.uint8

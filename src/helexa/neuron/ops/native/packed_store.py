@@ -1,8 +1,8 @@
 """Disk cache of packed weights, which makes later starts of a model faster.
 
-There is one file per model, version of the packing code, and quantization. The file name is a digest of all three. A
-file consists of one line of JSON and the tiles in their memory layout. The total size of the files is limited, and the
-least recently used files are removed first.
+Packed weights are matrices in the tile layout of the native kernels. The cache has one file per model, version of the
+packing code, and quantization. The file name is a digest of all three. A file consists of one line of JSON and the
+packed matrices. The total size of the files is limited, and the least recently used files are removed first.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.gguf.files import part_names
 
 _log = logging.getLogger("helexa.neuron.ops")
-_LIMIT = 64 << 30
-_SMALLEST = 16 << 20  # smaller models are packed quickly
+_LIMIT = 64 << 30  # maximum total size of all files
+_SMALLEST = 16 << 20  # minimum size of a stored model; smaller models are packed quickly
 _RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
 _READ = 16 << 20
@@ -35,9 +35,10 @@ _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of
 
 
 class PackedStore:
-    """The packed weights of one model.
+    """The packed weights of one model, in memory and in a file.
 
-    The constructor reads them from disk. If there is no file, the loader adds the matrices and then calls `save`.
+    The constructor reads the weights from the file. Without a file, the loader packs the weights of the checkpoint,
+    adds them with `add`, and then calls `save`.
 
     Args:
         folder: folder with the files of all models.
@@ -61,12 +62,12 @@ class PackedStore:
             _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
-        """Return the matrix `name`, or None if the store has no matrix of this name and shape."""
+        """Return the matrix with the name `name`, or None if the store has no matrix of this name and shape."""
         matrix = self._matrices.get(name)
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Add a newly packed matrix. It is not written to disk before `save`."""
+        """Add a matrix that was packed from the checkpoint. Only `save` writes the matrix to disk."""
         self._matrices[name] = matrix
 
     def save(self) -> threading.Thread | None:
@@ -137,7 +138,8 @@ class PackedStore:
         """Remove the least recently used files until there is space for a file of `size` bytes.
 
         Raises:
-            OSError: the limit of the folder or the free disk space is too small, even without the other files.
+            OSError: the new file exceeds the size limit of the folder, or the disk has too little free space even
+                after the removal of all other files.
         """
         for stale in self._path.parent.glob("*.partial-*"):
             if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
@@ -153,7 +155,13 @@ class PackedStore:
 
 
 def fingerprint(model: Path) -> str:
-    """Return a digest of the names, sizes, modification times and samples of the bytes of a model's files."""
+    """Return a digest that identifies the current contents of a model's files.
+
+    The digest covers the name, size and modification time of each file, and samples of the file's bytes.
+
+    Args:
+        model: folder of the model, or path of a GGUF file.
+    """
     digest = hashlib.sha256()
     files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
     for path in sorted(files):

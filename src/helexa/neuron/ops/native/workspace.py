@@ -1,4 +1,4 @@
-"""Memory for the temporary tensors of a step, which is reused after a tensor is freed."""
+"""Allocator for the temporary tensors of a step, which reuses the memory of freed tensors."""
 
 import math
 import mmap
@@ -35,10 +35,10 @@ class Workspace:
         return tensor[:count].view(shape)
 
     def take_again(self, address: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """Return an uninitialized tensor at `address`, the address of an earlier tensor of this workspace.
+        """Return an uninitialized tensor at the address of an earlier tensor of this workspace.
 
         Returns:
-            The tensor; None if the memory is in use, or if `address` does not belong to this workspace.
+            The tensor; None if the memory is in use, or if the workspace has returned no tensor at `address` before.
         """
         block = self._blocks.get(address)
         if block is None:
@@ -52,7 +52,7 @@ class Workspace:
         return tensor.untyped_storage().data_ptr() in self._blocks
 
     def spoil(self) -> None:
-        """Fill all free memory with bytes that are NaN in every float format, so that a stale read becomes visible."""
+        """Fill all free memory with bytes that are NaN in every float format, so that reads of old data yield NaN."""
         for size, blocks in self._free.items():
             for block in blocks:
                 block[:] = b"\xff" * size

@@ -24,10 +24,10 @@ class DecodeGroup:
         rows: slice of these rows in the batch.
         pages: [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which
             `mask` hides.
-        lengths: [B], number of positions of each sequence, including the row's own position.
+        lengths: [B], number of positions of each sequence, including the position of its row.
         longest: the largest number in `lengths`.
-        contiguous: number of the first page if B is 1 and the page numbers ascend without a gap, so that attention can
-            read the cache without a copy; else None.
+        contiguous: number of the first page if B is 1 and the page numbers ascend without a gap; else None. Attention
+            can read contiguous pages without a copy.
     """
 
     rows: slice
@@ -38,7 +38,7 @@ class DecodeGroup:
 
     @cached_property
     def mask(self) -> Tensor:
-        """Additive mask [B, longest]: 0 for the positions of each sequence, -inf after the sequence's last position."""
+        """Mask [B, longest] to add to scores: 0 for the positions of a sequence, -inf after its last position."""
         beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
         return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
@@ -50,8 +50,9 @@ class Chunk:
     Attributes:
         rows: slice of these rows in the batch.
         prefix: number of positions of the sequence before these rows.
-        pages: [P], page numbers of the sequence up to the last of these rows.
-        contiguous: number of the first page if the page numbers ascend without a gap; else None.
+        pages: [P], page numbers of the sequence, up to the page of the last of these rows.
+        contiguous: number of the first page if the page numbers ascend without a gap; else None. Attention can read
+            contiguous pages without a copy.
     """
 
     rows: slice
@@ -61,10 +62,13 @@ class Chunk:
 
 
 class SpanGroups:
-    """The sequences of a batch, grouped for attention. All layers use the same groups.
+    """The sequences of a batch, grouped for attention.
+
+    Decode rows of sequences with similar lengths form groups. Prefill chunks are computed one by one. All layers use
+    the same groups.
 
     Attributes:
-        batch: the batch.
+        batch: the batch that contains the sequences.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -95,7 +99,7 @@ class SpanGroups:
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences."""
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)
@@ -145,11 +149,13 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Return the causal attention output [N, heads, D] of the N rows of a chunk.
+    """Return the causal attention output [N, heads, D] of the N rows of a prefill chunk.
 
     Args:
         queries: [N, heads, D].
-        cache: KV cache of the layer, which already contains these rows.
+        cache: KV cache of the layer, which already contains the keys and values of the N rows.
+        chunk: position and KV pages of the rows.
+        kind: attention parameters of the layer.
     """
     count, heads, _ = queries.shape
     kv_heads, length = cache.shape[1], chunk.prefix + count
@@ -177,7 +183,13 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of `scores` over the last dimension. If `sinks` are given, they count as extra scores."""
+    """Return the softmax of attention scores over the last dimension.
+
+    Args:
+        scores: [..., positions].
+        sinks: attention sinks, which take part in the softmax as one more score, but are not part of the result. Their
+            shape can be broadcast to [..., 1]. None for no sinks.
+    """
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     extended = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
@@ -185,12 +197,12 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """Return the keys and the values in `pages` of a cache, each [kv_heads * B, P * page_size, D].
+    """Return the keys and the values in P KV pages of each of B sequences, each [kv_heads * B, P * PAGE_SIZE, D].
 
     Args:
-        pages: [P] for one sequence (B is 1), or [B, P].
-        contiguous: number of the first page if the pages are contiguous. The results are then views of the cache
-            instead of copies.
+        pages: page numbers, [B, P], or [P] if B is 1.
+        contiguous: number of the first page if B is 1 and the pages are contiguous in the cache; else None. The results
+            for contiguous pages are views of the cache instead of copies.
     """
     _, heads, _, dim = cache.shape
     width = pages.shape[-1] * PAGE_SIZE

@@ -55,7 +55,7 @@ class ReferenceOps(Ops):
             captures_state=False,
             gathers=True,
         )
-        self._grouped: SpanGroups | None = None  # of the latest batch: all layers share it
+        self._grouped: SpanGroups | None = None  # the groups of the latest batch, which all layers use
         self._exchange: Exchange | None = None
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
@@ -63,13 +63,16 @@ class ReferenceOps(Ops):
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """Return a weight [N, K] on the device, in the activation dtype or quantized (see `Ops.matrix`)."""
+        """Return a weight [N, K] on the device, quantized or as a tensor of the activation dtype (see `Ops.matrix`)."""
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return an operator that computes `x @ weight.T + bias` with dequantized weights (see `Ops.linear`)."""
+        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K] (see `Ops.linear`).
+
+        The operator stores the weights dequantized, in the activation dtype.
+        """
         weight = (
             torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         )
@@ -82,9 +85,9 @@ class ReferenceOps(Ops):
         return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the number of bytes that `linear` or `mixture` allocates for these weights.
+        """Return the number of bytes that `linear` or `mixture` allocates in addition to the given weights.
 
-        A single plain weight is used without a copy. Other weights are dequantized and copied.
+        A single plain weight is used without a copy. Other weights are copied, and dequantized if they are quantized.
         """
         if len(weights) == 1 and isinstance(weights[0], Tensor):
             return ProductBytes(0)
@@ -101,9 +104,9 @@ class ReferenceOps(Ops):
         return weight.to(self.device, self.dtype)
 
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+        """Return the embeddings of T tokens: rows of a matrix [V, H], times `factor`, as float32 [T, H].
 
-        Tokens outside `rows` get zeros.
+        Token ids outside the range `rows` get zeros.
         """
         if rows is not None:
             inside = (tokens >= rows.start) & (tokens < rows.stop)
@@ -113,11 +116,11 @@ class ReferenceOps(Ops):
         return F.embedding(tokens, matrix).float() * factor
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Return an RMS norm operator with a float32 weight [H]."""
+        """Return an operator that computes the RMS norm with a float32 weight [H]."""
         return RmsNorm(weight, eps, self.dtype)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
+        """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
         angles = positions[:, None].float() * frequencies
         return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
@@ -130,7 +133,11 @@ class ReferenceOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries."""
+        """Apply norms and RoPE to queries and keys, and write keys and values to the KV cache (see `Ops.rotate_store`).
+
+        Returns:
+            The rotated queries, [T, heads, D].
+        """
         rotated_heads = heads + cache.shape[1]
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
@@ -145,21 +152,21 @@ class ReferenceOps(Ops):
         return rotated[:, :heads]
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
         first, second = gate_up.chunk(2, dim=-1)
         return GATES[gate](first) * second
 
     def connect(self, exchange: Exchange) -> None:
-        """Set how this rank exchanges results with the other ranks."""
+        """Set how this rank exchanges results with the other ranks that compute the model."""
         self._exchange = exchange
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather)."""
         assert self._exchange is not None, "the ranks are not connected"
         return self._exchange.gather(x, shares)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
         whole = Shares.split(self.ranks.count, self.ranks.count, self.ranks.rank).times(x.shape[1])
         return self.gather(x, whole).view(x.shape[0], self.ranks.count, x.shape[1]).sum(dim=1)
 
@@ -178,15 +185,15 @@ class ReferenceOps(Ops):
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Return the operator of a Gated DeltaNet layer between its input projections and its output projection."""
+        """Return an operator that computes a Gated DeltaNet layer without its input and output projections."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; changes `out` in place."""
         return out.add_(x * wide(gate, self.device).sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return x[rows]
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
@@ -194,7 +201,7 @@ class ReferenceOps(Ops):
         return sampling.choose(logits.float(), settings, sampling.argmax)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
+        """Return a sampled token for each row of `logits` that has a mask, among the tokens that the mask allows."""
         return sampling.choose_masked(logits.float(), masks, settings)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -202,7 +209,7 @@ class ReferenceOps(Ops):
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
 
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Return 0, because this attention has no partial results."""
+        """Return 0, because attention in plain torch does not divide a sequence into partial results."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
@@ -220,13 +227,13 @@ class ReferenceOps(Ops):
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences."""
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages."""
         if self._grouped is None or self._grouped.batch is not batch:
             self._grouped = SpanGroups(batch)
         return self._grouped.attend(queries, cache, kind)
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Run a forward pass without graph capture, and return the logits [S, V]."""
+        """Run a forward pass without graph capture, and return its result, usually logits [S, V]."""
         return forward(batch)
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
@@ -238,5 +245,8 @@ class ReferenceOps(Ops):
 
 
 def dequantizing_bytes(weights: Sequence[Weight]) -> int:
-    """Return the maximum number of temporary bytes for dequantizing one of the weights to float32."""
+    """Return the number of bytes of the largest quantized weight in float32; 0 if no weight is quantized.
+
+    Dequantizing the weights one after another needs this number of temporary bytes.
+    """
     return max((weight.shape.numel() * 4 for weight in weights if isinstance(weight, GroupwiseTensor)), default=0)

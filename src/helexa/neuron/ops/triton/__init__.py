@@ -1,4 +1,4 @@
-"""Kernels in Triton. Only `ops.gpu` imports this package, because the import requires Triton."""
+"""Kernels in Triton. Only the package `ops.gpu` imports this package, because this package requires Triton."""
 
 import os
 

@@ -11,7 +11,7 @@ _BLOCK = 1024
 
 
 def gate_mul(gate_up: Tensor, gate: str) -> Tensor:
-    """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
+    """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, -(-width // _BLOCK))

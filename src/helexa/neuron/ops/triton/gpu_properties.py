@@ -32,5 +32,5 @@ class GpuProperties:
         properties = torch.cuda.get_device_properties(device)
         shared = getattr(
             properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
-        )  # AMD has one size
+        )  # torch reports only one size for AMD GPUs
         return cls((properties.major, properties.minor), shared, properties.multi_processor_count)

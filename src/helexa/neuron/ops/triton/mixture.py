@@ -1,7 +1,7 @@
 """Mixtures of experts in Triton: two matrix products compute all selected experts, without a host synchronization.
 
-A pair is a row and one of its selected experts. If there are few pairs, as in decode with few sequences, each pair is
-multiplied separately. Otherwise, pairs are sorted by expert and multiplied in tiles.
+A pair is a row and one of its selected experts. If there are few pairs, as in decode with few sequences, the kernels
+multiply each pair separately. Otherwise, they sort the pairs by expert and multiply tiles of several pairs.
 """
 # pyright: reportGeneralTypeIssues=false
 
@@ -104,7 +104,7 @@ def few(pairs: int, experts: int, chosen: int) -> bool:
 
 
 def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
-    """Return the matrices of all experts, stacked to one matrix.
+    """Return the matrices of all experts, stacked into one matrix.
 
     Returns:
         The stacked matrix; None if the matrices have different formats, or a shape that the kernels do not support.
@@ -119,7 +119,11 @@ def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor 
 
 
 def _gated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:
-    """Return the activation [P, I] of gate and up values [P, 2 * I]: the clamped activation, or `silu(gate) * up`."""
+    """Return the activation [P, I] of `gate_up` [P, 2 * I], the I gate values and I up values of P rows.
+
+    Args:
+        clamp: parameters of the clamped activation of gpt-oss; None for the activation `silu(gate) * up`.
+    """
     pairs, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((pairs, width), dtype=gate_up.dtype, device=gate_up.device)
     numbers = (0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit)

@@ -1,4 +1,4 @@
-"""RMS norm in Triton. One program adds the pending output of a layer to a row, and normalizes the row."""
+"""RMS norm in Triton. One program adds the output of the previous layer to one row, and normalizes the row."""
 
 import torch
 import triton
@@ -22,7 +22,10 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` (if given) to x [T, H] in place, and return the normalized x. Each row must be contiguous."""
+        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of the T rows of x.
+
+        Each row of x and of `delta` must be contiguous in memory.
+        """
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)

@@ -18,9 +18,10 @@ _STEP = 1024  # pairs processed per iteration
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return the selected experts, int32 [T, K], best first, and their weights, float32 [T, K] (see `Routing`).
+    """Return the K selected experts of each row, int32 [T, K], best first, and their weights, float32 [T, K].
 
-    Among equal scores, the expert with the lower index is selected. A row with a NaN score gets NaN weights.
+    `Routing` describes how experts and weights follow from the scores. Among equal scores, the kernel selects the
+    expert with the lower index. A row with a NaN score gets NaN weights.
 
     Args:
         scores: [T, E], router scores of E experts for each row.

@@ -1,9 +1,10 @@
 """Sampling of tokens from logits in Triton kernels, without sorting and without waiting for the device.
 
-The result is the same as in `ops.sampling`. A first kernel computes the largest logit and the sum of the weights of
-each block of tokens. In a second kernel, one program per row selects the token: the largest logit, or the first token
-at which the cumulative weight exceeds the row's uniform random number. Top-k and top-p keep all logits above a
-threshold, which the kernel finds by bisection. Other rows do not change the result of a row.
+The result is the same as in `ops.sampling`. The weight of a token is its unnormalized probability. A first kernel
+computes the largest logit and the sum of the weights of each block of tokens. In a second kernel, one program per row
+selects the token: the largest logit, or the first token at which the cumulative weight exceeds the share of the total
+weight that the row's uniform random number specifies. Top-k and top-p keep all logits above a threshold, which the
+kernel finds by bisection. Other rows do not change the result of a row.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
@@ -19,7 +20,7 @@ from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.upload import upload
 
 _BLOCK = 1024
-_CANDIDATES = 2048  # processed at once; rows with more candidates are processed in pieces
+_CANDIDATES = 2048  # logits that `_draw` processes at once; more candidates are processed in pieces
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -63,7 +64,7 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies [R, V] of the R rows of logits [S, V] that have a mask, with -inf for all tokens not allowed."""
+    """Return copies [R, V] of the R rows of logits [S, V] that have a mask. Tokens that are not allowed get -inf."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -88,9 +89,9 @@ def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK:
 
 @triton.jit(do_not_specialize=["rows"])
 def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
-    """Write the largest logit of each block, the first token with this logit, and the sum of the block's weights.
+    """Write the largest logit of a block of tokens, the first token with this logit, and the sum of the token weights.
 
-    The weight of a token is exp((logit - largest logit) / temperature).
+    The weight of a token is exp((logit - largest logit of the block) / temperature).
     """
     block, row = tl.program_id(0), tl.program_id(1)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
@@ -137,9 +138,10 @@ def _choose_token(
     if CUTS:  # noqa: SIM102 - this is decided when it is compiled
         if (top_k > 0) | (top_p < 1) | (min_p > 0):
             top_k = tl.where(top_k > 0, top_k, VOCABULARY)
-            # Logits below `low` are never kept: enough blocks have larger logits for top-k, or the logit is too small
-            # for min-p, or all logits below weigh too little for top-p. After top-k, top-p takes a share of the weight
-            # of all tokens that top-k keeps, including tokens below min-p.
+            # Find `low`, a lower bound of the logits that the filters keep. With top-k, `low` is the k-th largest block
+            # maximum. With min-p, logits below `low` are too small. With top-p, all logits below `low` together weigh
+            # too little. If top-k and top-p are both set, min-p does not raise `low`, because top-p takes a share of
+            # the weight of all tokens that top-k keeps, including tokens below min-p.
             no_top_k = top_k >= VOCABULARY
             low = tl.where(no_top_k, float("-inf"), _kth(peaks, top_k, peak))
             small = peak + tl.log(tl.maximum(min_p, 1e-30)) * temperature - 1e-3
@@ -158,7 +160,7 @@ def _choose_token(
                 tl.store(candidates + at, x, fits)
                 tl.store(candidate_tokens + at, tokens, fits)
                 size += tl.sum(is_kept)
-            tl.debug_barrier()  # values stored by other threads are read from here on
+            tl.debug_barrier()  # the following code reads values that other threads have stored
             if size <= CANDIDATES:
                 at = _draw(candidates, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
                 token = tl.load(candidate_tokens + at)
@@ -181,7 +183,7 @@ def _choose_token(
 
 @triton.jit
 def _key(x):
-    """Return an int32 for each float32, in the same order as the floats."""
+    """Return int32 numbers with the same order as the float32 numbers x, for bisection."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -211,7 +213,7 @@ def _kth(x, k, largest):
 
 @triton.jit
 def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
-    """Return the number of logits above `bound`, and the sum of the weights of these logits."""
+    """Return the number of logits above `bound`, and the sum of their weights `exp((logit - peak) * scale)`."""
     count, mass = 0.0, 0.0
     for start in range(0, size, CANDIDATES):
         at = start + tl.arange(0, CANDIDATES)
@@ -223,7 +225,10 @@ def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
 
 @triton.jit
 def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
-    """Return the smallest logit for which fewer than `most` logits, of a weight below `most_mass`, are larger."""
+    """Return the smallest x with fewer than `most` logits above x, whose weights sum up to less than `most_mass`.
+
+    The x is at least `low`. Top-k and top-p keep the logits from x on.
+    """
     low, high = _key(low) - 1, _key(peak)
     middle = _between(low, high)
     while middle > low:
@@ -240,8 +245,8 @@ def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CAN
     """Return the index of the logit that the uniform random number `share` selects after top-k, top-p and min-p.
 
     Args:
-        source: address of the logits, or of the candidate logits.
-        size: number of these logits.
+        source: address of all logits of the row, or of the candidates that may remain after the filters.
+        size: number of logits at `source`.
         low: lower bound of the logits that remain after top-k and top-p.
         peak: largest logit of the row.
         scale: 1 / temperature.

@@ -14,8 +14,8 @@ _OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION]
 class Hermes:
     """The Hermes format: each tool call is enclosed in a pair of `<tool_call>` tags.
 
-    Tool calls are JSON objects. Models sometimes write XML instead, which the parser also accepts. It also accepts
-    malformed JSON that `read_call` can repair, up to three surplus braces at the end, and a missing end tag.
+    Tool calls are JSON objects. Models sometimes write XML instead, and the parser also accepts XML. The parser also
+    accepts malformed JSON that `read_call` can repair, up to three surplus braces at the end, and a missing end tag.
     """
 
     name = "hermes"

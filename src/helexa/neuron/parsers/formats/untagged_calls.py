@@ -1,6 +1,6 @@
 """Parse tool calls that models write as plain JSON in the text, with or without a code fence.
 
-Coding models sometimes do this instead of using their tool-call format.
+Coding models sometimes write plain JSON instead of their tool-call format.
 """
 
 from helexa.neuron.parsers.markers import Markers
@@ -19,7 +19,9 @@ _FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENC
 
 
 def read_untagged(source: Source, output: Output) -> Reading[None]:
-    """Parse consecutive JSON tool calls. They may be in a list or in a code fence. They must name tools of the request.
+    """Parse consecutive tool calls in plain JSON, which may be in a list or in a code fence.
+
+    Each call must name a tool of the request.
 
     Raises:
         NotACall: the text is not a tool call. `source.give_back` returns the text read so far.
@@ -35,9 +37,9 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
 
 
 def _read_calls(source: Source, output: Output) -> Reading[None]:
-    """Parse adjacent tool calls or one list of tool calls.
+    """Parse adjacent tool calls or one list of tool calls, in plain JSON.
 
-    They may be enclosed in a code fence, and the end of the code fence may be missing.
+    The calls may be enclosed in a code fence, and the end of the code fence may be missing.
     """
     fenced = yield from source.marker(_FENCES)
     if fenced:

@@ -47,9 +47,9 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
         source: the model's unread text.
         output: receives the tool call.
         known: whether only the names of tools in the request are accepted.
-        untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, it must
-            have `arguments` and the name of a tool in the request. Before the arguments, only `name`, `id` and `type`
-            are allowed. Parsing stops at the first character that rules out a tool call.
+        untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, the
+            object must have `arguments` and the name of a tool in the request. Before the arguments, only the keys
+            `name`, `id` and `type` are allowed. Parsing stops at the first character that rules out a tool call.
 
     Raises:
         NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
@@ -99,7 +99,8 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
 def take_surplus(source: Source) -> Reading[None]:
     """Read white space and up to three surplus closing braces after a tool call.
 
-    The text is dropped if the caller then calls `source.settle`. Otherwise, it is returned as plain text.
+    If the caller then calls `source.settle`, the white space and the braces are dropped. Otherwise, they become plain
+    text of the response.
     """
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
@@ -112,7 +113,7 @@ def _key(source: Source, beginnings: Markers) -> Reading[str]:
     """Read a key of a JSON object and the colon after it, and return the key.
 
     Raises:
-        NotACall: the text does not begin with one of `beginnings`, or there is no colon.
+        NotACall: the text does not begin with one of `beginnings`, or no colon follows the key.
     """
     if not (yield from source.upcoming(beginnings)):
         raise NotACall

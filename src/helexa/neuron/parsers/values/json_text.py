@@ -37,7 +37,8 @@ def dumps(value: Any) -> str:
 def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
     """Convert an argument that the model wrote without JSON syntax to JSON text of a type that its schema allows.
 
-    If the schema allows strings, the argument becomes a string. Only `null` stays null if the schema also allows null.
+    If the schema allows strings, the argument becomes a string. An argument `null` stays null if the schema also allows
+    null.
 
     Otherwise, an argument that is valid JSON of an allowed type stays unchanged, and any other argument becomes a
     string. If the schema restricts the type, Python's `True`, `False` and `None` are also accepted.

@@ -25,8 +25,8 @@ _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE, _STRING, _KEY_STRIN
 class JsonValue:
     """State machine that validates one JSON value in streamed text and finds its end.
 
-    Small models write raw line breaks and tabs inside strings, which JSON does not allow. They are accepted, and
-    `breaks` contains their positions.
+    Small models write raw line breaks and tabs inside strings, which JSON does not allow. The state machine accepts
+    these characters, and `breaks` contains their positions.
 
     Attributes:
         done: whether the value is complete.

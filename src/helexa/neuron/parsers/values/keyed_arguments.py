@@ -10,7 +10,8 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 class KeyedArguments:
     """Builds the JSON arguments of a tool call from key-value pairs, and adds them to the `Output` as they arrive.
 
-    The tool call itself is added to the `Output` with its first argument. If it has no arguments, `end` adds it.
+    The beginning of the tool call is added to the `Output` together with the first argument, or by `end` if the call
+    has no arguments.
 
     Args:
         source: the model's unread text.
@@ -57,8 +58,8 @@ class KeyedArguments:
         """Parse the value of the argument `key`, which the model wrote without JSON syntax.
 
         The value ends at one of the markers `ends`, which is not read. The tool's schema determines the type of the
-        value. The value is streamed if the schema allows only strings. One line break at the beginning and one at the
-        end of the value belong to the format and are dropped.
+        value. The value is streamed if the schema allows strings and does not allow null. One line break at the
+        beginning and one at the end of the value belong to the format and are dropped.
 
         Raises:
             NotACall: the output ended before one of `ends`.

@@ -17,8 +17,10 @@ _OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
 def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
     """Parse a string literal, or adjacent string literals, as the value of an argument. The string is streamed.
 
-    Line breaks are allowed in all literals. Unknown escape sequences stay unchanged. Return False if there is no string
-    literal at the current position.
+    Line breaks are allowed in all literals. Unknown escape sequences stay unchanged.
+
+    Returns:
+        Whether a string literal was parsed. False if the text at the current position is not a string literal.
 
     Raises:
         NotACall: the output ended inside the string. The arguments that were already added stay in the output.
@@ -34,7 +36,7 @@ def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 
 
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
-    """Parse one string literal. Its first quotation mark, `quote`, was already read."""
+    """Parse one string literal. The first quotation mark of the literal, `quote`, was already read."""
     end = quote
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)

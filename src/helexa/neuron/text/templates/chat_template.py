@@ -23,8 +23,8 @@ _RENDERER = TemplateRenderer()
 class ChatTemplate:
     """A Jinja template that renders conversations like `transformers`.
 
-    A broken template raises an error when it is first used. It does not prevent loading the model, because text
-    completion needs no template.
+    A broken template raises an error when it is used, and not when the model is loaded, because text completion needs
+    no template.
 
     Args:
         source: text of the template.
@@ -53,7 +53,8 @@ class ChatTemplate:
         """Return the text of the prompt for `messages`.
 
         Args:
-            messages: the conversation in the format of OpenAI's chat API. `MessageShaper` adapts it to the template.
+            messages: the conversation in the format of OpenAI's chat API. A `MessageShaper` converts the messages to
+                the format that the template reads.
             tools: the available tools in the format of OpenAI's chat API. For an empty list, the template receives
                 None.
             add_generation_prompt: whether the prompt ends with the header of a new assistant message.

@@ -11,7 +11,7 @@
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role.
 
-The module renders short test conversations to find out what a template needs or supports.
+The module renders short test conversations to detect the requirements of a template.
 """
 
 import json
@@ -113,7 +113,7 @@ class MessageShaper:
 
     @cached_property
     def _call_shape(self) -> tuple[dict[str, Any], bool]:
-        """How the template expects an assistant message that has tool calls and no text.
+        """The form in which the template expects an assistant message that has tool calls and no text.
 
         The first value is the content field of this message: absent, null or empty text. The second value is whether
         the arguments of tool calls must be JSON text instead of an object.

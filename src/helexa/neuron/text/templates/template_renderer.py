@@ -120,7 +120,10 @@ class _Process:
         return read_frame(self._stdout) or None
 
     def close(self) -> str:
-        """End the process. If it has already ended because of a limit, the returned text names the limit."""
+        """End the process, and return the reason for its end as text.
+
+        The reason is the limit that the process exceeded, or its exit code.
+        """
         self._stdout.close()
         with suppress(OSError):
             self._stdin.close()

@@ -18,7 +18,7 @@ class TemplateSources:
 
     Attributes:
         default: the model's chat template, or None.
-        tool_use: the template for conversations with tools, or None if there is no separate template.
+        tool_use: the template for conversations with tools. None to use the default template.
     """
 
     default: str | None = None
@@ -28,8 +28,8 @@ class TemplateSources:
     def by_name(cls, templates: Mapping[str, Any]) -> "TemplateSources":
         """Select the templates to use from `templates`, which maps template names to texts.
 
-        The default template is the one with the name `default`. If there is none, the default template is the first
-        one. Values that are not text, and empty texts, are ignored.
+        The default template is the template with the name `default`, or else the first template. Values that are not
+        text, and empty texts, are ignored.
         """
         texts = {name: text for name, text in templates.items() if isinstance(text, str) and text.strip()}
         default = texts.get(_DEFAULT, next(iter(texts.values()), None))
@@ -73,7 +73,8 @@ class TemplateSources:
 def _text(path: Path) -> str | None:
     """Return the text of the file at `path`, or None if it cannot be read.
 
-    Of a text longer than `MAX_SOURCE_LENGTH`, return only `MAX_SOURCE_LENGTH + 1` characters. The renderer rejects it.
+    Of a text longer than `MAX_SOURCE_LENGTH`, return only `MAX_SOURCE_LENGTH + 1` characters, which the renderer
+    rejects as too long.
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -154,7 +154,7 @@ class Tokenizer:
         return b"" if token is None else self._spell(token)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token whose text in the vocabulary is exactly `text`, or None if there is none."""
+        """Return the id of the token whose text in the vocabulary is exactly `text`, or None if no token matches."""
         return self._backend.token_to_id(text)
 
     def token_text(self, token_id: int | None) -> str | None:

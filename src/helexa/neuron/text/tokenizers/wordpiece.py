@@ -12,7 +12,7 @@ from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenT
 def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
     """Return a WordPiece tokenizer of the `tokenizers` library.
 
-    Its tokens are spelled in the usual form: tokens that continue a word have the prefix `##`.
+    Unlike in the GGUF file, the tokens are spelled in the usual form: tokens that continue a word have the prefix `##`.
 
     Raises:
         ModelFileError: two tokens have the same spelling after the conversion.

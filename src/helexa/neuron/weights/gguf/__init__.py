@@ -1,1 +1,1 @@
-"""GGUF files: headers, configuration and tensors."""
+"""Readers of GGUF files: headers, model configuration and tensors."""

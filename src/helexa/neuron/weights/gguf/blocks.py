@@ -83,7 +83,7 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
 def growth(kind: GgmlType) -> float:
     """Return how many times larger a weight of type `kind` is in memory than in the GGUF file.
 
-    The size in memory is that of codes packed to `GroupwiseTensor.bits` bits, with their scales and minimums.
+    The size in memory consists of the scales, the minimums, and the codes, packed to `GroupwiseTensor.bits` bits each.
     """
     elements, nbytes = BLOCK_SIZES[kind]
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))

@@ -151,7 +151,7 @@ class GgufCheckpoint:
         return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
 
     def _warn_of_growth(self) -> None:
-        """Log a warning for each tensor type that needs much more memory than space in the file."""
+        """Log a warning for each tensor type whose tensors are much larger in memory than in the file."""
         for kind in sorted({tensor.type for tensor in self._tensors.values()}):
             factor = growth(kind)
             if factor > _WARNING_GROWTH:

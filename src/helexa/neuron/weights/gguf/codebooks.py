@@ -4,8 +4,9 @@ These types store the codes of several adjacent weights as one index into a code
 combinations of codes. A combination is stored as one number, and its codes are the digits of the number, lowest digit
 first. Numbers have eight digits in base 3 for IQ1 and IQ2, and four digits in base 8 for IQ3.
 
-The numbers of a codebook are in ascending order. `_BOOKS` stores them as a bitmap with one bit per possible number,
-compressed with zlib and base85. The codebooks come from ggml (MIT): `kgrid_*` in `ggml-quants.c`.
+The numbers of a codebook are in ascending order. The dict `_BOOKS` stores the numbers of each codebook as a bitmap with
+one bit per possible number, compressed with zlib and base85. The codebooks come from ggml (MIT): `kgrid_*` in
+`ggml-quants.c`.
 """
 
 import base64

@@ -65,7 +65,7 @@ class GgufFile:
         return architecture
 
     def read(self, name: str, index: int | None = None) -> "np.ndarray":
-        """Return the stored bytes of tensor `name`. With `index`, return those of one matrix of a stack of matrices.
+        """Return the stored bytes of tensor `name`. With `index`, return only one matrix of a stack of matrices.
 
         Returns:
             A uint8 array, which is a memory mapping of the file (see `TensorFile.read`).
@@ -85,7 +85,7 @@ class GgufFile:
         return self._files[name].read(offset, nbytes, name)
 
     def close(self) -> None:
-        """Close the files. Metadata and tensor table stay available."""
+        """Close the files. The metadata and the tensor table stay available."""
         for file in self._files.values():
             file.close()
 
@@ -127,8 +127,8 @@ class GgufFile:
 def part_names(name: str) -> list[str]:
     """Return the names of all files of a split GGUF model, given the `name` of one of its files.
 
-    The function does not check whether the files exist. If `name` is not the name of a split model, it is the only
-    result.
+    The function does not check whether the files exist. If `name` is not the name of a split model, the result is
+    `[name]`.
     """
     match = _PART.fullmatch(name)
     if match is None:

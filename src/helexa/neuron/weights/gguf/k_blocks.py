@@ -68,10 +68,13 @@ K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
 def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
     """Return the eight scales and eight minimums of each block of type Q4_K or Q5_K.
 
-    Twelve bytes of a block hold their 6-bit codes. Bytes 0 to 3 hold scales 0 to 3 in their low 6 bits, and bytes 4 to
-    7 hold minimums 0 to 3 in the same way. Bytes 8 to 11 hold the low 4 bits of scales 4 to 7 (low nibbles) and of
-    minimums 4 to 7 (high nibbles). The upper two bits of bytes 0 to 7 are the upper bits of these later scales and
-    minimums.
+    Twelve bytes of a block hold the 6-bit codes of the scales and minimums:
+
+    * The low 6 bits of bytes 0 to 3 are scales 0 to 3, and the low 6 bits of bytes 4 to 7 are minimums 0 to 3.
+    * The low nibbles of bytes 8 to 11 are the low 4 bits of scales 4 to 7, and the high nibbles are the low 4 bits of
+      minimums 4 to 7.
+    * The upper two bits of bytes 0 to 3 are the upper bits of scales 4 to 7, and the upper two bits of bytes 4 to 7 are
+      the upper bits of minimums 4 to 7.
 
     ggml subtracts minimums. The returned minimums are negated, because `GroupwiseTensor` adds them.
     """

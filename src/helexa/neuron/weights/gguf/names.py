@@ -67,11 +67,13 @@ _NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>\w+)(?P<kind>\.wei
 
 
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
-    """Return the Hugging Face name, in a text-only model, of the GGUF tensor `name`. Return None if there is none.
+    """Return the Hugging Face name of the GGUF tensor `name`, or None if the tensor has no Hugging Face name.
 
-    Names are those of transformers, except for experts. The experts of a layer are three tensors for gate, up and down.
-    Each has the shape [E, N, K] for E experts with N outputs and K inputs (`mlp.experts.gate_proj.weight`), and may
-    have a bias [E, N]. The frequency factors of the rotary embedding keep their GGUF name `rope_freqs.weight`.
+    The result is the tensor's name in a text-only model of transformers, with two exceptions:
+
+    * The experts of a layer are three tensors for gate, up and down, such as `mlp.experts.gate_proj.weight`. Each
+      tensor has the shape [E, N, K] for E experts with N outputs and K inputs, and may have a bias [E, N].
+    * The frequency factors of the rotary embedding keep their GGUF name `rope_freqs.weight`.
 
     Args:
         architecture: an architecture that `gguf_config` supports.

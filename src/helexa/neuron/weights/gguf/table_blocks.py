@@ -4,8 +4,9 @@ These types are IQ1 to IQ4, the ternary and binary types, MXFP4 and NVFP4. A tab
 code represents each weight exactly.
 
 IQ2 and IQ3 store the absolute values of several weights as one codebook entry, and the signs separately. The lower half
-of their tables contains the positive values, and the upper half contains the same values with a minus sign. IQ1 stores
-a shift instead of signs: the halves of its table are shifted up and down by 1/8.
+of an IQ2 or IQ3 table contains the positive values, and the upper half contains the same values with a minus sign. IQ1
+stores a shift instead of signs. The lower half of the IQ1 table contains the values -1, 0 and 1 plus 1/8, and the upper
+half contains the values -1, 0 and 1 minus 1/8.
 """
 
 from collections.abc import Callable

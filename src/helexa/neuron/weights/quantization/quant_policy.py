@@ -36,7 +36,7 @@ class QuantPolicy:
         self._layers = layers
 
     def form(self, name: str, columns: int) -> QuantForm | None:
-        """Return the format for matrix `name`, which has `columns` columns. Return None if it is not quantized.
+        """Return the format for the matrix `name`, or None if the matrix is not quantized.
 
         Args:
             name: tensor name in the checkpoint. If the tensor is a stack of experts, the suffix `#7` selects the matrix
@@ -82,7 +82,8 @@ class QuantPolicy:
 def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: int, free_bytes: int) -> str:
     """Return the quantization for `auto`: the most precise one whose weights take at most half of the free memory.
 
-    The candidates are bf16 (no quantization), q8_0, q6k and q4k. If none of them is small enough, return `q4k`.
+    The candidates are bf16 (no quantization), q8_0, q6k and q4k. If no candidate makes the weights small enough, the
+    function returns `q4k`.
 
     Args:
         shapes: shapes of the checkpoint's tensors by name.

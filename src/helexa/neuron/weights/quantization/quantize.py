@@ -1,4 +1,4 @@
-"""Load-time quantization in plain torch. Faster implementations are tested against it.
+"""Load-time quantization in plain torch. The tests compare faster implementations with this module.
 
 The scale of each group is found by a search over several starting scales. For each starting scale, the weights are
 rounded to codes, and the scale is fitted to these codes by least squares. The fitted scale with the smallest squared
@@ -69,7 +69,7 @@ def _rows(rows: Tensor, form: QuantForm) -> GroupwiseTensor | None:
 def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return the scale and the minimum (at most 0) of each group of n weights in `groups` [N, G, n].
 
-    They are fitted to codes from 0 to `most`.
+    The scale and the minimum are fitted to codes from 0 to `most`.
     """
     low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1)
     count, total = groups.shape[-1], groups.sum(-1)
@@ -94,7 +94,7 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _ray(groups: Tensor, bits: int) -> Tensor:
     """Return the scale of each group of n weights in `groups` [N, G, n], fitted to signed codes of `bits` bits.
 
-    A scale may be negative.
+    The scale may be negative.
     """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if bits == 8:  # a search would not improve 8-bit codes

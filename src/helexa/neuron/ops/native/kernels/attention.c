@@ -1,4 +1,4 @@
-/* Causal attention over the paged cache. A tile of queries reads its sequence's KV pages, 64 positions at a time, and
+/* Causal attention over the paged KV cache. A tile of queries reads the KV pages of its sequence one after another, and
  * rescales its softmax after each page. A segment is SEGMENT_POSITIONS positions. The result of each segment is merged
  * into the result of the earlier segments. Pages and segments begin at fixed positions, and masked positions add
  * nothing. The result of a row therefore does not depend on the other rows of the tile, or on whether one item or
@@ -8,7 +8,7 @@
 
 #if SLICE == LANES
 #define TOGETHER 6 /* queries whose sums stay in registers */
-#define SLICES 4    /* slices of each query */
+#define SLICES 4    /* slices of sums per query */
 #else
 #define TOGETHER 4
 #define SLICES 2
@@ -43,8 +43,8 @@ INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int
         for (int i = 0; i < slices; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
-/* acc [rows, slices] += weights at positions p and p + 1 times the values of these positions. `mask` clears values that
- * no query sees. */
+/* acc [rows, slices] += the weights at positions p and p + 1 times the values at these positions. `mask` clears the
+ * value at p + 1 if no query sees it. */
 INLINE void weigh_pair(slice (*acc)[SLICES], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
                        int64_t dim, const uint32_t mask, const int rows, const int slices) {
     slice_bits loaded[SLICES];
@@ -58,8 +58,8 @@ INLINE void weigh_pair(slice (*acc)[SLICES], bfloat16 (*weights)[PAGE_SIZE], con
     }
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], `slices` slices.
- * Values after the last visible position may be NaN and are not used. */
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], for the first
+ * `slices` slices of `dim`. The function ignores values after the last visible position, because they may be NaN. */
 INLINE void weigh_rows(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums,
                        const float *keep, int64_t visible, const int rows, const int slices) {
     slice acc[TOGETHER][SLICES];
@@ -81,7 +81,7 @@ INLINE void score_parts(const bfloat16 *const *queries, const bfloat16 *keys, in
     if (rows == 1) score_rows(queries, keys, dim, scores, 1, slices);
 }
 
-/* Scores of the first `visible` positions of the page; later positions are skipped. */
+/* Compute the scores of the first `visible` positions of a page, for all rows of queries. */
 static void score(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                   int rows, int64_t visible) {
     for (; visible > 0; visible -= SLICES * SLICE, keys += 2 * SLICES * SLICE) {
@@ -136,8 +136,9 @@ static int64_t first_seen(int64_t window, const tile *t) {
     return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
-/* Compute the next weights of one query and update its softmax. Only positions [visible_begin, visible_end)
- * of the page count. Return the factor for the earlier sums, as an exponent of two. */
+/* Compute the weights of one query for the positions of a page, and update the peak of the query's softmax `s`. Only
+ * the positions [visible_begin, visible_end) of the page get a weight. Write the sum of the weights to `added_up`.
+ * Return the factor for the sums of earlier pages, as an exponent of two. */
 INLINE float weights_of(const float *scores, float scale, int32_t visible_begin, int32_t visible_end, state *s,
                         float *added_up, bfloat16 *weights) {
     const int masked = visible_end < PAGE_SIZE || visible_begin > 0;
@@ -160,7 +161,8 @@ INLINE float weights_of(const float *scores, float scale, int32_t visible_begin,
     return previous - most;
 }
 
-/* Attend to positions [from, to) for one tile's queries and one KV head; resets `states` and `sums`. */
+/* Compute attention to the positions [from, to) for the queries of one tile and one KV head. Overwrites `states` and
+ * `sums`. */
 static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
                         state *states, float *sums) {
     static __thread float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
@@ -181,7 +183,7 @@ static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_
         const uint8_t *block = a->cache + (page * a->kv_heads + kv_head) * bytes;
         const bfloat16 *keys = (const bfloat16 *)block;
         if (a->narrow) widen(block, dim, wide), keys = wide;
-        /* Rows before this page see none of its positions, and neither do rows whose window begins after the page. */
+        /* Skip rows that see no position of this page: rows before the page, and rows whose window begins after it. */
         int64_t skip = start - t->position, rows = start + PAGE_SIZE + window - 1 - t->position;
         if (skip < 0) skip = 0;
         if (rows > t->rows) rows = t->rows;
@@ -200,7 +202,7 @@ static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_
     }
 }
 
-/* Merge the results of two position ranges into `into`; the range of `into` comes first. */
+/* Merge the result `from` of a range of positions into the result `into` of an earlier range. */
 static void merge(state *into, float *sums, const state *from, const float *more, int64_t dim) {
     if (from->peak == -INFINITY) return;
     if (into->peak == -INFINITY) {
@@ -215,7 +217,7 @@ static void merge(state *into, float *sums, const state *from, const float *more
         store(sums + i, fused(load(more + i), all(share), load(sums + i) * keep));
 }
 
-/* Divide the sums by the total. A sink is a score that takes its share of the softmax and has no value. */
+/* Divide the sums by the total of the softmax. An attention sink is an additional score that has no value vector. */
 static void finish(float *out, const state *s, const float *sums, int64_t dim, const float *sink) {
     float keep = 1.0f, total = s->total;
     if (sink) {

@@ -7,7 +7,8 @@
 int64_t multiply(const multiply_arguments *, int64_t), multiply_plain(const multiply_plain_arguments *, int64_t);
 int64_t quantise(const quantise_arguments *, int64_t);
 
-/* Find the `chosen` experts with the largest scores, in ascending order; the lower index wins a tie. */
+/* Find the `chosen` experts with the largest scores, and write their indexes in ascending order. The lower index wins a
+ * tie. */
 static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t *picked) {
     float best[chosen];
     for (int64_t expert = 0; expert < experts; expert++) {
@@ -48,10 +49,12 @@ KERNEL(route, item) {
     return 0;
 }
 
-/* Runs item `item` of one expert's `count` pairs from `start` on; for item -1, returns the number of items. */
+/* A kernel for one expert, whose `count` pairs begin at pair `start`. Runs item `item` of the expert; for item -1,
+ * returns the expert's number of items. */
 typedef int64_t of_expert(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item);
 
-/* Runs item `item` of all experts' items, ordered by expert; for item -1, returns the number of items. */
+/* Run item `item` of all experts, whose items are numbered one expert after another; for item -1, return the number of
+ * items. */
 INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *arguments, int64_t item,
                            of_expert *run) {
     int64_t items = 0;

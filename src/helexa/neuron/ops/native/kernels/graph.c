@@ -1,7 +1,7 @@
-/* The thread pool and the execution of graphs. The pool is independent of torch's threads. Each thread has a
- * contiguous range of items, which it reads from memory in order, and then takes single items of the other threads. A
- * core that the system takes away for a while therefore delays only one item. A thread sleeps after it has polled for
- * a while: an idle core makes the system move waiting threads to it. */
+/* The thread pool and the execution of graphs. The pool is independent of torch's threads. Each thread first runs its
+ * own contiguous range of items, which lets it read memory in order, and then takes single items from the ranges of
+ * other threads. If the operating system interrupts a thread for a while, only one item is therefore delayed. A waiting
+ * thread polls for a while and then sleeps, so that the operating system can run another thread on its core. */
 #include "graph.h"
 
 #include <pthread.h>
@@ -20,10 +20,10 @@ typedef struct {
     pthread_cond_t grown;
 } signal_count;
 
-static counter *counters[MAX_THREADS]; /* per thread and instruction: items taken of the thread's range */
+static counter *counters[MAX_THREADS]; /* per thread and instruction: number of items taken from the thread's range */
 static const instruction *graph;
 static int64_t length, crew = 1;
-static int64_t unwatched[8] __attribute__((aligned(64))); /* a cache line, since threads read adjacent data */
+static int64_t unwatched[8] __attribute__((aligned(64))); /* its own cache line, because threads read adjacent data */
 static volatile int64_t *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
@@ -82,7 +82,7 @@ static void play(int64_t self) {
             }
         }
         if (now->waits || i == count - 1) meet();
-        if (self == 0) ++*progress; /* also if the other threads took all items */
+        if (self == 0) ++*progress; /* even if the other threads took all items */
     }
 }
 
@@ -96,7 +96,7 @@ static void *work(void *self) {
     return NULL;
 }
 
-/* Start or enlarge the pool; return its number of threads. Must not be called while a graph runs. */
+/* Start or enlarge the pool to `count` threads; return the number of threads. Do not call this while a graph runs. */
 int64_t start_threads(int64_t count) {
     if (count > MAX_THREADS) count = MAX_THREADS;
     if (!counters[0]) counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
@@ -111,7 +111,8 @@ int64_t start_threads(int64_t count) {
     return counters[0] ? crew : 0;
 }
 
-/* Set the address whose counter grows with each finished item and instruction. Do not call while a graph runs. */
+/* Set the address of the progress count, which grows with finished items and instructions. Do not call this while a
+ * graph runs. */
 void report_progress(int64_t *where) { progress = where; }
 
 void add_progress(void) { ++*progress; }

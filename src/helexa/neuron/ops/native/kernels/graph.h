@@ -1,5 +1,5 @@
-/* A graph is a list of kernel calls that run one after another. All threads share the items of a
- * call. */
+/* A graph is a list of kernel calls that run one after another. Each call consists of items, which the threads divide
+ * among themselves. */
 #ifndef GRAPH_H
 #define GRAPH_H
 
@@ -7,10 +7,10 @@
 
 #define MAX_THREADS 256
 
-/* Runs item `item`; for item -1, returns the number of items for these arguments. */
+/* A kernel: runs the item `item`; for item -1, returns the number of items for these arguments. */
 typedef int64_t kernel(const void *arguments, int64_t item);
 
-/* Defines a kernel with arguments `a` and an item ITEM. */
+/* Begin the definition of the kernel NAME, a function with the arguments `a` and the item number ITEM. */
 #define KERNEL(NAME, ITEM) \
     _Static_assert(sizeof(NAME##_arguments) <= ARGUMENT_BYTES, "an instruction has no room for the arguments"); \
     int64_t NAME(const NAME##_arguments *a, int64_t ITEM)

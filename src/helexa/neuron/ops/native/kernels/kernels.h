@@ -1,5 +1,6 @@
-/* Constants, structs and kernel arguments shared by C and Python. `kernel_header.py` parses this file; it accepts
- * only `#define`s of integers and structs of numbers and pointers. The kernel NAME takes a struct NAME_arguments. */
+/* Constants, structs and kernel arguments shared by C and Python. `kernel_header.py` parses this file. The parser
+ * accepts only `#define`s of integers and structs of numbers and pointers. The kernel NAME takes a struct
+ * NAME_arguments. Comments after pointers give the shapes of arrays. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
@@ -11,19 +12,19 @@ typedef uint16_t bfloat16;
 #define LANES 16               /* numbers in a vector; rows of a weight tile */
 #define PAGE_SIZE 64           /* positions per page of the KV cache */
 #define SEGMENT_POSITIONS 512  /* positions per partial result of attention */
-#define SPLIT_ROWS 8           /* maximum sequences per batch for attention split among threads */
+#define SPLIT_ROWS 8           /* maximum sequences in a batch whose decode rows are split into segments */
 #define MAX_DIM 256            /* largest head size */
-#define MAX_QUERIES 32         /* maximum rows of an attention tile times query heads per KV head */
+#define MAX_QUERIES 32         /* maximum queries of an attention tile: rows times query heads per KV head */
 #define GROUP 32               /* columns per group of a quantized matrix */
-#define STRETCH_GROUPS 8       /* groups that share a unit, in formats with two scale levels */
-#define BLOCK_BYTES 80         /* bytes of GROUP rounded activations */
-#define SPARE_BLOCKS 8         /* blocks that `multiply` may read after the last rounded activations */
+#define STRETCH_GROUPS 8       /* groups of a stretch: they share a unit, in formats with two scale levels */
+#define BLOCK_BYTES 80         /* bytes of a block: GROUP rounded activations */
+#define SPARE_BLOCKS 8         /* allocated blocks after the last block, which `multiply` may read but ignores */
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
 #define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a graph */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
 #define MAX_RANKS 64           /* maximum number of ranks of a model */
-#define RANK_STATE_BYTES 4096  /* start of the memory that ranks share, with the states of all ranks */
-#define EXCHANGE_BYTES 4194304 /* size of each of the two buffers that follow */
+#define RANK_STATE_BYTES 4096  /* bytes of the states of all ranks, at the start of the memory that ranks share */
+#define EXCHANGE_BYTES 4194304 /* bytes of each of the two exchange buffers after the states */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
 /* Types of plain weights and of scale units. */
@@ -35,26 +36,28 @@ typedef uint16_t bfloat16;
 #define SILU 1
 #define GELU_TANH 2
 
-/* A format of quantized matrices. A table maps each 4-bit code to a value from 0 to 255; its zero is 128. */
+/* A format of quantized matrices: bits per code; levels of scales (2 if scales are codes times a unit); whether groups
+ * have minimums; code of the value 0; columns per scale; whether a table maps each 4-bit code to a value from 0 to 255
+ * (the value 128 then represents 0); type of the scale units. */
 typedef struct {
     int bits, levels, minimum, zero, group, table, unit;
 } format;
 #define FORMAT_COUNT 13
 
-/* Queries of consecutive rows of one sequence. */
+/* A tile of attention: queries of consecutive rows of one sequence. */
 typedef struct {
     int64_t row, rows, position; /* first row, number of rows, position of the first row */
-    int64_t pages;               /* index of the sequence's first page number */
-    int64_t first_segment, segments; /* segments to attend to */
-    int64_t partial;             /* index of the first partial result to write; -1: merge all segments and finish */
+    int64_t pages;               /* index of the sequence's first page number in `page_numbers` */
+    int64_t first_segment, segments; /* first segment and number of segments to attend to */
+    int64_t partial;             /* index of the first partial result to write; -1: write the final output */
 } tile;
 
-/* A row whose segments are computed as separate partial results. */
+/* A row whose segments are computed as partial results, which `combine` merges. */
 typedef struct {
-    int64_t row, partial, segments; /* `partial` is the index of the first partial result */
+    int64_t row, partial, segments; /* row in the batch, index of the first partial result, number of segments */
 } split;
 
-/* x += delta; out = x / rms(x) * weight. */
+/* RMS norm: x += delta; out = x / rms(x) * weight. */
 typedef struct {
     float *x;                    /* [rows, width] */
     const float *nullable delta; /* [rows, width] */
@@ -64,16 +67,17 @@ typedef struct {
     float eps;
 } add_rms_norm_arguments;
 
-/* out = gate(first half) * second half. */
+/* Activation: out = gate(first half of x) * second half of x. */
 typedef struct {
     const float *x; /* [rows, 2 * width] */
     float *out;     /* [rows, width] */
     int64_t rows, width, gate;
 } gate_mul_arguments;
 
+/* out = the rows of x with the indexes `chosen`. */
 typedef struct {
     const float *x;        /* [.., width] */
-    const int32_t *chosen; /* [rows] of x */
+    const int32_t *chosen; /* [rows] */
     float *out;            /* [rows, width] */
     int64_t rows, width;
 } choose_rows_arguments;
@@ -84,18 +88,19 @@ typedef struct {
     int64_t rows, width;
 } argmax_arguments;
 
+/* Compute the cosines and sines of RoPE, times `factor`, for the angles position * frequency. */
 typedef struct {
     const int32_t *positions; /* [rows] */
     const float *frequencies; /* [half] */
-    float *cosines, *sines;   /* [rows, half], times `factor` */
+    float *cosines, *sines;   /* [rows, half] */
     int64_t rows, half;
     float factor;
 } rope_tables_arguments;
 
-/* Normalize and rotate queries and keys; store keys and values at `slots` of the cache. The cache is [pages,
- * kv_heads] of
+/* Normalize queries and keys, apply RoPE, and store keys and values at `slots` of the cache. The cache contains, for
+ * each page and KV head:
  *   bfloat16: keys [dim / 2, PAGE_SIZE, 2], values [PAGE_SIZE / 2, dim, 2]
- *   8 bits: the same layout in bytes, then key scales float32 [PAGE_SIZE], value scales [PAGE_SIZE] */
+ *   8 bits: the same layout in bytes, then key scales float32 [PAGE_SIZE], value scales float32 [PAGE_SIZE] */
 typedef struct {
     const float *qkv;             /* [rows, heads + 2 * kv_heads, dim] */
     const float *cosines, *sines; /* [rows, half] */
@@ -108,13 +113,14 @@ typedef struct {
     float eps;
 } rotate_store_arguments;
 
+/* Compute attention for all tiles, as outputs or as partial results. */
 typedef struct {
     const bfloat16 *queries;     /* [rows, heads, dim] */
     const uint8_t *cache;        /* as `rotate_store` writes it */
     const int64_t *tile_count;   /* [1] */
     const tile *tiles;           /* [tile_count] */
-    const int64_t *page_numbers;
-    float *partials;             /* [.., heads, 2 + dim] */
+    const int64_t *page_numbers; /* page numbers of all sequences, one sequence after another */
+    float *partials;             /* [.., heads, 2 + dim]: peak and total of the softmax, sums of values */
     float *out;                  /* [rows, heads, dim] */
     const float *nullable sinks; /* [heads] */
     int64_t heads, kv_heads, dim;
@@ -123,6 +129,7 @@ typedef struct {
     float scale;
 } attend_arguments;
 
+/* Merge the partial results of `attend`. */
 typedef struct {
     const int64_t *split_count;  /* [1] */
     const split *splits;         /* [split_count] */
@@ -132,7 +139,8 @@ typedef struct {
     int64_t heads, dim;
 } combine_arguments;
 
-/* out = rows `tokens - first` of a packed matrix with `outputs` rows, times `factor`; zeros for other tokens. */
+/* out = rows `tokens - first` of a packed matrix of the format `number` with `outputs` rows, times `factor`. Tokens
+ * outside these rows get zeros. */
 typedef struct {
     const int32_t *tokens; /* [count] */
     const uint8_t *matrix;
@@ -141,6 +149,7 @@ typedef struct {
     float factor;
 } embed_arguments;
 
+/* `embed` for a bfloat16 matrix. */
 typedef struct {
     const int32_t *tokens; /* [count] */
     const uint8_t *matrix;
@@ -169,27 +178,31 @@ typedef struct {
     int64_t rows, stride;
 } collect_arguments;
 
-/* Round x to blocks of `x_bits` for `multiply`. With a gate, round gate(first half) * second half. */
+/* Round x to blocks of integers with `x_bits` bits, which `multiply` reads. With a gate, round gate(first half of x) *
+ * second half of x. */
 typedef struct {
     const float *x; /* [rows, columns], or [rows, 2 * columns] with a gate */
     uint8_t *out;
     int64_t rows, columns, gate, x_bits;
 } quantise_arguments;
 
+/* out = x times the transposed matrix of the format `number`, plus the bias. */
 typedef struct {
-    const uint8_t *x;           /* blocks of [rows, columns] */
+    const uint8_t *x;           /* blocks of [rows, columns], from `quantise` */
     const uint8_t *matrix;
     float *out;                 /* [rows, stride] */
     const float *nullable bias; /* [outputs] */
     int64_t rows, columns, outputs, stride, number, x_bits;
 } multiply_arguments;
 
+/* Round x to bfloat16. */
 typedef struct {
     const float *x; /* [rows, columns] */
-    bfloat16 *out;
+    bfloat16 *out;  /* [rows, columns] */
     int64_t rows, columns;
 } narrow_arguments;
 
+/* `multiply` for a bfloat16 matrix. */
 typedef struct {
     const bfloat16 *x;          /* [rows, columns] */
     const uint8_t *matrix;
@@ -198,7 +211,8 @@ typedef struct {
     int64_t rows, columns, outputs, stride;
 } multiply_plain_arguments;
 
-/* Choose experts for each row. Pairs (expert, row) are in ascending order. */
+/* Choose experts for each row. A pair is an expert and a row that uses the expert. Pairs are sorted by expert, then by
+ * row. */
 typedef struct {
     const float *scores; /* [rows, experts] */
     int32_t *pairs;      /* [rows * chosen], the row of each pair */
@@ -219,22 +233,22 @@ typedef struct {
 /* `multiply` for the pairs of each expert, or `multiply_plain` if the format number is -1. */
 typedef struct {
     const int64_t *starts;      /* [experts + 1] */
-    const void *x;              /* blocks, or bfloat16 [pairs, columns] */
+    const void *x;              /* blocks from `quantise_experts`, or bfloat16 [pairs, columns] */
     const int64_t *matrices;    /* [experts], addresses of packed matrices */
     float *out;                 /* [pairs, stride] */
     const float *nullable bias; /* [experts, stride] */
     int64_t experts, columns, outputs, stride, number, x_bits;
 } multiply_experts_arguments;
 
-/* Change gate and up in place: silu(gate) * up of the new values equals gate * sigmoid(alpha * gate) * (up + 1) of
- * the old values. gate is at most `limit`; up is between -limit and limit. */
+/* Change gate and up in place: first limit gate to at most `limit`, and up to the range from -limit to limit. Then
+ * change both, so that silu(gate) * up equals gate * sigmoid(alpha * gate) * (up + 1) of the limited values. */
 typedef struct {
-    float *gate_up; /* [rows, 2 * width] */
+    float *gate_up; /* [rows, 2 * width], gate then up */
     int64_t rows, width;
     float alpha, limit;
 } clamp_gate_up_arguments;
 
-/* out = weighted sum of each row's pairs. */
+/* out = for each row, the weighted sum of the results of its pairs. */
 typedef struct {
     const float *x;        /* [pairs, width] */
     const int64_t *places; /* [rows, chosen] */
@@ -251,7 +265,7 @@ typedef struct {
     int64_t rows, width;
 } add_gated_arguments;
 
-/* Pack a quantized matrix; rows after `outputs` become zero. */
+/* Pack a quantized matrix into tiles. The rows of the last tile after row `outputs` become zero. */
 typedef struct {
     const uint8_t *codes;              /* [outputs, columns] */
     const void *unit;                  /* [outputs, units] of the format's unit type */
@@ -263,14 +277,14 @@ typedef struct {
     int64_t outputs, columns, number;
 } pack_arguments;
 
-/* Pack a plain matrix. */
+/* Pack a plain matrix into tiles. */
 typedef struct {
     const bfloat16 *weights; /* [outputs, columns] */
     uint8_t *matrix;
     int64_t outputs, columns;
 } pack_plain_arguments;
 
-/* Quantize a plain matrix to the format `number`. */
+/* Quantize a plain matrix to the format `number`, and pack it into tiles. */
 typedef struct {
     const void *weights; /* [outputs, columns] of the type `source` */
     uint8_t *matrix;

@@ -1,6 +1,6 @@
 /* Vectors of 16 lanes and operations on them. The compiler splits a vector if registers are narrower. All code paths
- * form sums in the same fixed order and fuse only explicitly fused products, so the result of a row never depends on
- * other rows in the batch. */
+ * form sums in the same fixed order, and only explicit calls such as `fused` round a product and a sum together. The
+ * result of a row therefore never depends on other rows in the batch. */
 #ifndef LANES_H
 #define LANES_H
 
@@ -148,7 +148,7 @@ INLINE int32_t sum_words(words value) {
 #endif
 }
 
-/* Return 2^x for x <= 0 (valid up to 127): an integer power times a polynomial of the rest r, |r| <= 1/2. */
+/* Return 2^x for x up to 127: an integer power of 2, times a polynomial of the remainder r, |r| <= 1/2. */
 INLINE lanes power_of_two(lanes x) {
     x = larger(x, all(-126.0f));
     lanes shifted = x + 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
@@ -168,7 +168,7 @@ INLINE lanes times_sigmoid(lanes x, lanes z) {
     return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
 }
 
-/* Apply a gate. Far below zero the result is zero. */
+/* Return gate(x) for the gate SILU or GELU_TANH. Very negative numbers are limited first: their result is almost 0. */
 INLINE lanes gated(lanes x, const int gate) {
     if (gate == SILU) {
         x = larger(all(-100.0f), x);

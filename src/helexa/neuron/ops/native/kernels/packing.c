@@ -1,11 +1,11 @@
-/* Pack quantized matrices and dequantize rows of packed matrices. */
+/* Packing of quantized matrices into tiles, and dequantization of rows of packed matrices. */
 #include "graph.h"
 #include "tiles.h"
 
-/* Return the FORMAT_COUNT formats. */
+/* Return the array of all FORMAT_COUNT formats. */
 const format *known_formats(void) { return FORMATS; }
 
-/* Return the bytes of a packed matrix, or 0 if the matrix cannot be packed. */
+/* Return the number of bytes of a packed matrix of the format `number`, or 0 if it cannot be packed. */
 int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
     int64_t most = 1 << 30;
     if (number < 0 || number >= FORMAT_COUNT) return 0;

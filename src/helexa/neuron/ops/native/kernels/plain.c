@@ -1,11 +1,11 @@
-/* Matrix products with bfloat16 weights, in tiles of 16 rows. Each lane holds two columns at once: [columns / 2, 16,
- * 2]. A row of x always goes through the same operations. */
+/* Matrix products with bfloat16 weights. A tile of 16 weight rows has the layout [columns / 2, 16, 2]: each lane holds
+ * two columns of a row at once. The operations on a row of x do not depend on other rows. */
 #include "slices.h"
 #include "graph.h"
 
 #define MAX_ROWS 6
 
-/* out [rows, 16], from `lane` on = x [rows, columns] times a slice of one tile. */
+/* out [rows, 16] = x [rows, columns] times one tile, for the slice of lanes from `lane` on. */
 INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t lane,
                            const int rows) {
     slice even[MAX_ROWS], odd[MAX_ROWS];

@@ -12,8 +12,8 @@
 #else
 #define MAX_TILES 1 /* limited by registers */
 #endif
-#define CACHED 131072 /* bytes */
-#define LEAST_ROWS 48
+#define CACHED 131072 /* bytes of activations per item, which stay in the L2 cache */
+#define LEAST_ROWS 48 /* minimum rows per item */
 #ifdef __AVX512VNNI__
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
 #define PARTS 2 /* a 16-bit code is 256 * upper + lower; an 8-bit code has no lower byte */
@@ -22,7 +22,7 @@
 #define PARTS 1
 #endif
 
-/* 32 activations of one row. */
+/* 32 rounded activations of one row. */
 typedef struct {
     float scale, scaled_sum; /* `scaled_sum` is the sum of the rounded activations */
     int32_t first, second;   /* -32 times the sum of the codes of each half */
@@ -30,7 +30,7 @@ typedef struct {
 } block;
 _Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");
 
-/* Add the products of `count` quads from `j` on with one part of x; `dots` are [rows, tiles]. */
+/* Add to `dots` [rows, tiles] the products of `count` quads from `j` on with one part of x: upper or lower bytes. */
 INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int part,
                       slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
@@ -61,8 +61,8 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *con
     add_quads(f, table, from, x, PARTS - 1, dots, j, count, rows, tiles);
 }
 
-/* Multiply `rows` rows of x by the slice from `lane` on of `tiles` tiles. The tiles are `distance` bytes apart;
- * `stride` rows of x are interleaved; sums are [rows, tiles]. */
+/* Multiply `rows` rows of x by `tiles` tiles, for the slice of lanes from `lane` on, and write `sums` [rows, tiles].
+ * The tiles are `distance` bytes apart. The blocks of `stride` rows of x are interleaved. */
 INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                            int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
                            int64_t x_bits, int64_t lane) {
@@ -129,7 +129,8 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         else MULTIPLY(NUMBER, rows, MAX_ROWS, MAX_TILES); \
         return;
 
-/* Multiply up to MAX_ROWS rows. The kernel may also multiply blocks after the last row; their results are ignored. */
+/* Multiply up to MAX_ROWS rows. The function may also multiply blocks after the last row. Callers ignore the results of
+ * these blocks. */
 static void multiply_any(int64_t number, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                          int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead, int64_t x_bits) {
     switch (number) { EACH_FORMAT(BY_ROWS) }
@@ -142,14 +143,15 @@ INLINE void put(float *out, lanes value, int64_t count) {
         memcpy(out, &value, count * sizeof *out);
 }
 
-/* Return the rows that one item multiplies: few enough for the L2 cache and an even load of the threads, many enough
- * that a tile is not loaded too often. */
+/* Return the number of rows that one item multiplies: few enough for the L2 cache and an even load of the threads, and
+ * many enough that each tile is loaded only a few times. */
 static int64_t rows_per_item(int64_t groups) {
     int64_t rows = CACHED / (groups * (int64_t)sizeof(block));
     return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / MAX_ROWS * MAX_ROWS;
 }
 
-/* Return the tiles per item: enough work to justify an item, few enough for an even load of the threads. */
+/* Return the number of tiles per item: enough work to justify an item, but few enough for an even load of the
+ * threads. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
     int64_t enough = 24576 / bytes / rows + MAX_TILES, even = tiles / (8 * threads());
     return even < 1 ? 1 : even < enough ? even : enough;

@@ -1,5 +1,5 @@
-/* Quantization of plain weights into tiles during loading. Each group of a row gets a scale, and a minimum if the
- * format has minimums. Both are fitted by least squares from several starting points.
+/* Quantization of plain weights into tiles while a model is loaded. Each group of a row gets a scale, and a minimum if
+ * the format has minimums. Both are fitted by least squares from several starting points.
  * `weights/quantization/quantize.py` does the same in torch.
  *
  * Each lane processes one row, so no sum crosses lanes. */
@@ -13,7 +13,7 @@
 #define LARGEST 32768.0f /* larger weights would not fit float16 scales */
 #define MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
 
-/* Starting points: amounts added to the number of levels to choose the first scale. */
+/* Starting points: amounts added to the largest magnitude of a code to compute the first scale. */
 static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 
 #if defined(__clang__)
@@ -23,7 +23,8 @@ static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 #endif
 #define LIST(...) __VA_ARGS__
 
-/* Exchange the lanes that have the bit `BY` set with the other lanes of the vector `BY` further on. */
+/* One step of a transposition: for each pair of vectors i and i + BY, swap the lanes of vector i whose index has the
+ * bit BY set with the other lanes of vector i + BY. */
 #define EXCHANGE(BY, FIRST, SECOND) \
     for (int i = 0; i < LANES; i++) \
         if (!(i & BY)) { \
@@ -83,14 +84,14 @@ INLINE lanes put_halves(uint8_t *to, lanes value) {
     return load_half(to);
 }
 
-/* Write one byte per lane. */
+/* Write the low byte of each lane. */
 INLINE void put_bytes(uint8_t *to, words value) {
     bytes16 low = __builtin_convertvector((bits)value & 255, bytes16);
     memcpy(to, &low, sizeof low);
 }
 
-/* Load `width` columns of rows that are `stride` bytes apart, one column per vector. Lanes after the last row repeat
- * the last row. Returns whether all numbers are finite and small enough. */
+/* Load `width` columns of up to 16 rows into one vector per column, with one row per lane. The rows are `stride` bytes
+ * apart. Lanes after the last row repeat the last row. Return whether all numbers are finite and small enough. */
 INLINE int gather(lanes *x, const uint8_t *from, int64_t width, int64_t stride, int64_t rows, const int source) {
     const int64_t step = source == FLOAT32 ? 16 : 32; /* columns in 64 bytes */
     lanes peak = {0}, total = {0};
@@ -117,7 +118,7 @@ static int gather_any(lanes *x, const uint8_t *from, int64_t width, int64_t stri
     return gather(x, from, width, stride, rows, FLOAT32);
 }
 
-/* Fit scale and minimum (at most 0) of a group for codes from 0 to `most`. */
+/* Fit the scale and the minimum (at most 0) of a group of 32 numbers to codes from 0 to `most`. */
 static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
     lanes low = {0}, high = x[0], total = {0}, best = {0};
     for (int i = 0; i < GROUP; i++) low = smaller(low, x[i]), high = larger(high, x[i]), total += x[i];
@@ -143,7 +144,7 @@ static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
     }
 }
 
-/* Fit the scale, of either sign, of `n` numbers for codes from -least to least - 1. */
+/* Fit the scale, which may be negative, of `n` numbers to codes from -least to least - 1. */
 INLINE lanes fit_ray(const lanes *x, const int n, float least) {
     lanes peak = {0}, scale = {0}, best = {0};
     for (int i = 0; i < n; i++) peak = where(size_of(x[i]) > size_of(peak), x[i], peak);
@@ -173,8 +174,8 @@ static void fit_all(const format f, const lanes *x, int64_t count, lanes *scale,
     }
 }
 
-/* Write `count` values as multiples of a unit, with the largest value at code `most`. Replace the values by the
- * written values. */
+/* Write `count` values as codes times a unit. The value with the largest magnitude gets the code `most`. Replace each
+ * value by the product of its code and the unit. */
 INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int count, float most) {
     lanes peak = {0};
     for (int i = 0; i < count; i++) peak = where(size_of(values[i]) > size_of(peak), values[i], peak);
@@ -186,7 +187,7 @@ INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int coun
     }
 }
 
-/* Write the scales of a stretch whose first group is `g`. */
+/* Write the scales and minimums of a stretch whose first group is `g`. */
 static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, lanes *scale, lanes *minimum) {
     if (f.levels == 2) {
         uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f);
@@ -201,7 +202,7 @@ static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, 
     }
 }
 
-/* Encode 16 columns, four columns per quad. */
+/* Convert 16 columns to codes, four columns per quad. */
 INLINE void encode(bits *quads, const lanes *x, lanes factor, lanes minimum, lanes zero, lanes most) {
     for (int j = 0; j < QUADS / 2; j++) {
         quads[j] = (bits){0};
@@ -212,7 +213,7 @@ INLINE void encode(bits *quads, const lanes *x, lanes factor, lanes minimum, lan
     }
 }
 
-/* Write the codes of a group. */
+/* Write the codes of a group in the layout of a tile. */
 static void put_codes(const format f, uint8_t *to, const bits *quads) {
     if (f.bits == 8) {
         memcpy(to, quads, QUADS * sizeof *quads);

@@ -1,7 +1,7 @@
 /* The exchange of results between the ranks of one host. The ranks share memory: one `rank_state` per rank, then two
  * buffers of EXCHANGE_BYTES. Exchange number n uses buffer n % 2. A rank writes its columns to the buffer, waits until
- * all ranks have done so, and reads all columns. Two buffers suffice: a rank writes to a buffer again only after all
- * ranks have arrived at the next exchange, and have therefore read this one. */
+ * all ranks have written their columns, and reads all columns. Two buffers suffice: a rank writes to the buffer of
+ * exchange n again only after all ranks have arrived at exchange n + 1, and have therefore read the buffer. */
 #include "graph.h"
 
 #include <stdatomic.h>
@@ -47,7 +47,7 @@ static int has_arrived(rank_state *other, uint32_t exchange) {
     return (int32_t)(atomic_load_explicit(&other->arrived, memory_order_acquire) - exchange) > 0;
 }
 
-/* Sleep until `other` arrives, or for a moment. */
+/* Sleep until the rank `other` arrives, but at most SLEEP_NANOSECONDS. */
 static void sleep_for(rank_state *other, uint32_t exchange) {
 #ifdef __linux__
     struct timespec moment = {0, SLEEP_NANOSECONDS};
@@ -60,8 +60,8 @@ static void sleep_for(rank_state *other, uint32_t exchange) {
 #endif
 }
 
-/* Return once all ranks have called this function equally often. A wait counts as progress if the awaited rank makes
- * progress. */
+/* Return once all ranks have called this function equally often. While this rank waits for another rank, it reports
+ * progress whenever the other rank makes progress. */
 KERNEL(meet_ranks, item) {
     if (item < 0) return 1;
     rank_state *states = (rank_state *)a->shared, *own = states + a->rank;
@@ -93,5 +93,5 @@ KERNEL(meet_ranks, item) {
 /* Return the address of a rank's progress count in the shared memory. */
 int64_t *rank_progress(uint8_t *shared, int64_t rank) { return (int64_t *)&((rank_state *)shared)[rank].progress; }
 
-/* Start counting exchanges. Called when the ranks connect, because a process may have connected before. */
+/* Reset the number of exchanges. Called when the ranks connect, because this process may have been connected before. */
 void start_exchanges(void) { exchanges = 0; }

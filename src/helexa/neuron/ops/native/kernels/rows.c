@@ -1,5 +1,5 @@
-/* Row operations around the products: normalization, activation, rotation, and rounding for products with plain
- * weights. */
+/* Row operations around the products: normalization, activation, selection of rows, argmax, RoPE, and the write to the
+ * KV cache. */
 #include "lanes.h"
 #include "graph.h"
 
@@ -89,8 +89,8 @@ static void prepare_head(const float *from, const float *weight, float eps, cons
     }
 }
 
-/* Return the scale of 8-bit codes, with the largest number at 127. The scale is NaN if any number is infinite or NaN,
- * which `larger` may lose. */
+/* Return the scale with which the largest number has the 8-bit code 127. The scale is NaN if any number is infinite or
+ * NaN. `nothing` detects these numbers, because `larger` may ignore NaN. */
 static float scale_of(const float *from, int64_t count) {
     lanes size = {0}, nothing = {0};
     for (int64_t i = 0; i < count; i += LANES) {

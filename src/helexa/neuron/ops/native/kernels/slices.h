@@ -1,6 +1,6 @@
-/* A slice is the part of 16 lanes that fits one register of the processor. Loops that must keep values in registers
- * use slices, since the compiler keeps wider vectors in memory. All slice widths compute the same result in each
- * lane. */
+/* A slice is the part of a vector of 16 lanes that fits one register of the processor. Loops that must keep values in
+ * registers use slices, because the compiler keeps wider vectors in memory. With every slice width, each lane has the
+ * same result. */
 #ifndef SLICES_H
 #define SLICES_H
 
@@ -37,14 +37,14 @@ INLINE slice slice_fused(slice a, slice b, slice c) {
 #endif
 }
 
-/* Return acc + the product of two bfloat16 numbers per lane and the same two numbers for all lanes. */
+/* Return, for each lane, acc + the dot product of the lane's two bfloat16 numbers in `pairs` and the two in `pair`. */
 INLINE slice slice_dot2(slice acc, slice_bits pairs, uint32_t pair) {
 #if defined(__AVX512BF16__)
     return (slice)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
 #else
     slice_bits same = (slice_bits){0} + pair;
 #if SLICE == 8
-    __asm__("" : "+x"(same)); /* without it, GCC splits the pair first and broadcasts each half separately */
+    __asm__("" : "+x"(same)); /* without this line, GCC splits `pair` first and broadcasts each half separately */
 #endif
     acc = slice_fused((slice)(pairs & 0xffff0000u), (slice)(same & 0xffff0000u), acc);
     return slice_fused((slice)(pairs << 16), (slice)(same << 16), acc);
@@ -102,8 +102,8 @@ INLINE slice slice_of_signed(const uint8_t *from) {
 #endif
 }
 
-/* Four numbers to multiply with the four codes of each lane, the same for all lanes. Without VNNI, the numbers have
- * 16 bits in the order first, third, second, fourth. */
+/* Four activations, which every lane multiplies with its own four codes. With VNNI, the activations have 8 bits.
+ * Without VNNI, they have 16 bits, in the order first, third, second, fourth. */
 typedef struct {
 #if defined(__AVX512VNNI__)
     int32_t bytes;
@@ -113,8 +113,8 @@ typedef struct {
 } quad;
 
 #if !defined(__AVX512VNNI__)
-/* Return acc + the product of two 16-bit numbers per lane, which must not be negative, and the same two numbers for
- * all lanes. */
+/* Return, for each lane, acc + the dot product of the lane's two 16-bit numbers in `numbers`, which must not be
+ * negative, and the two 16-bit numbers in `pair`. */
 INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 #if defined(__AVX512BW__)
     return acc + (slice_words)_mm512_madd_epi16((__m512i)numbers, _mm512_set1_epi32(pair));
@@ -126,7 +126,7 @@ INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 }
 #endif
 
-/* Return acc + the product of four codes (0 to 255) per lane and the same four numbers for all lanes. */
+/* Return, for each lane, acc + the dot product of the lane's four codes (0 to 255) and the four numbers in `four`. */
 INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
 #if defined(__AVX512VNNI__)
     return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four->bytes));
@@ -143,7 +143,7 @@ INLINE slice_bits load_table(const void *from) {
     return table;
 }
 
-/* Replace each byte (below 16) by the table entry at this index. */
+/* Replace each byte of `places` (below 16) by the entry of the table at this index. */
 INLINE slice_bits look_up(slice_bits table, slice_bits places) {
 #if defined(__AVX512BW__)
     return (slice_bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);

@@ -1,14 +1,14 @@
-/* Layout of quantized matrices. Codes are unchanged from the model file. They are stored in tiles of 16 rows, one row
- * per lane; each lane holds four columns at once. A matrix is a sequence of tiles; a table, if present, is in 64
- * bytes before the first tile.
+/* Layout of quantized matrices. The codes are the same as in the model file. They are stored in tiles of 16 rows, one
+ * row per lane; each 32-bit lane holds the codes of four columns at once. A matrix is a sequence of tiles. If the
+ * format has a table, the table is in 64 bytes before the first tile.
  *
  * A tile is a list of groups of 32 columns or, for formats with two scale levels, of stretches of 8 groups:
  *   group: codes; scale, 16 bits [16]; minimum float16 [16] if present
- *   stretch: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16];
- *     minimum codes of the same shape, if present; codes of 8 groups
- * The number of halves of a group is its number of scales. Codes of a group: columns 4 j to 4 j + 3 of all rows form
- * quad j, 64 bytes. With up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and planes with the
- * upper bits follow.
+ *   stretch: unit float16 [16] and the minimums' unit float16 [16], or unit float32 [16]; scale codes
+ *     [8 * halves * 16]; minimum codes of the same shape, if present; codes of 8 groups
+ * `halves` is the number of scales per group: 1, or 2 if each half of a group has its own scale. Codes of a group: the
+ * columns 4 j to 4 j + 3 of all rows form quad j, 64 bytes. With up to 6 bits per code, the low four bits of the quads
+ * j and j + 4 share 64 bytes, and planes with the upper bits follow.
  *
  * weight = scale * (code - zero) + minimum. */
 #ifndef TILES_H
@@ -47,7 +47,7 @@ INLINE int64_t scale_bytes(const format f) {
 
 INLINE int64_t stretch_bytes(const format f) { return 64 + STRETCH_GROUPS * (code_bytes(f) + scale_bytes(f)); }
 
-/* Return the bytes of a tile of `columns` columns. */
+/* Return the number of bytes of a tile of `columns` columns. */
 INLINE int64_t tile_bytes(const format f, int64_t columns) {
     int64_t groups = columns / GROUP;
     return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / STRETCH_GROUPS * stretch_bytes(f);
@@ -60,7 +60,7 @@ INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     return stretch + 64 + STRETCH_GROUPS * scale_bytes(f) + g % STRETCH_GROUPS * code_bytes(f);
 }
 
-/* Return quad `j` of a group from the lane that `from` points to (see `lane_codes`). */
+/* Return the codes of quad `j` of a group, for the lanes from the lane on that `from` points to (see `lane_codes`). */
 INLINE slice_bits quad_codes(const format f, const uint8_t *from, const int j) {
     if (f.bits == 8) return slice_load(from + 64 * j);
     slice_bits both = slice_load(from + 64 * (j % 4));
@@ -86,8 +86,9 @@ INLINE slice load_unit(const format f, const uint8_t *from, int64_t lane) {
     return f.unit == FLOAT32 ? (slice)slice_load(from + 4 * lane) : slice_of_halves(from + 2 * lane);
 }
 
-/* Return the scale of each half of a group, and its minimum, for the lanes from `lane` on. Formats without minimums
- * return -zero * scale, or no minimum if they correct products of codes as integers. */
+/* Return the scale and the minimum of each half of group `g`, for the lanes from `lane` on. In formats with one scale
+ * level and neither minimums nor a table, the minimum is -zero * scale. In the other formats without minimums,
+ * `minimum` is not set, because `multiply` subtracts `zero` from sums of integers instead. */
 INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_t lane, slice *scale, slice *minimum) {
     if (f.levels == 1) {
         const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);

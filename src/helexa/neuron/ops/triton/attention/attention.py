@@ -23,10 +23,10 @@ from helexa.neuron.ops.triton.launch import launch
 WIDEST = 256
 """Largest head dimension that the kernels support."""
 _FEW = 1 + MAX_DRAFTS
-_MOST_DRAFTED = 4 * MAX_DRAFTS  # rows in addition to one row per span; sizes the buffers of partial results
+_MOST_DRAFTED = 4 * MAX_DRAFTS  # maximum draft rows in the kernel for short spans; limits the partial results
 _NO_WINDOW = 1 << 30
 _SHARES = 256  # maximum segments of a row, summed over all KV heads
-_WAVES = 4  # programs per processor, so that no processor idles for long at the end
+_WAVES = 4  # programs per multiprocessor, so that none idles for long at the end
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gpu: GpuProperties) -> Tensor:
-    """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
+    """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
-    The heads of each row of `queries` must be contiguous. If the batch has a long span, or too many rows with draft
-    tokens, all spans of more than one row use the kernel for long spans. Other sequences in the batch do not change
-    the result of a row in any other way.
+    The heads of each row of `queries` must be contiguous in memory. A span is the rows of one sequence. If the batch
+    has a long span, or too many rows with draft tokens, all spans of more than one row use the kernel for long spans.
+    Apart from this choice of kernel, the result of a row does not depend on other sequences in the batch.
     """
     rows, heads, dim = queries.shape
     paged = Paged.from_cache(cache)
@@ -100,7 +100,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gp
 
 
 def has_long(batch: Batch, rows: int) -> bool:
-    """Return whether `attend` uses the kernel for long spans for a batch with `rows` rows."""
+    """Return whether `attend` uses the kernel for long spans (prefill) for a batch with `rows` rows."""
     return batch.most_rows > _few(batch, rows)
 
 
@@ -109,7 +109,7 @@ def _few(batch: Batch, rows: int) -> int:
 
 
 def partials_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
-    """Return the maximum number of bytes that `attend` allocates for partial results of short spans.
+    """Return the maximum number of bytes that `attend` allocates for partial results of short spans (decode).
 
     Args:
         sequences: maximum number of sequences in a step.
@@ -118,18 +118,18 @@ def partials_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
 
 
 def segments(kv_heads: int) -> int:
-    """Return the maximum number of segments into which the positions of a short span are divided.
+    """Return the maximum number of segments into which the positions of a decoding sequence are divided.
 
-    Separate programs compute the segments as partial results.
+    Several programs compute the partial results of the segments in parallel.
     """
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 
 
 def short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
-    """Return the tile shape of the kernel for short spans.
+    """Return the tile shape of the attention kernel for short spans (decode).
 
-    The tile has the smallest number of queries that tensor cores support. If shared memory permits, two programs run on
-    a multiprocessor at the same time, each with two or three blocks prefetched.
+    The tile has the smallest number of queries that tensor cores support. If the shared memory of the GPU is large
+    enough, two programs run on a multiprocessor at the same time, each with two or three blocks prefetched.
 
     Args:
         group: number of query heads per KV head.
@@ -148,7 +148,7 @@ def short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
 
 
 def long_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
-    """Return the tile shape of the kernel for long spans.
+    """Return the tile shape of the attention kernel for long spans (prefill).
 
     The tile has as many queries as the registers permit, because all queries of a tile share the loads of K and V.
 
@@ -160,11 +160,11 @@ def long_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     large = gpu.shared_memory > 200 * 1024
     fit = (128 if large else 64) * 128 // width
     rows, block = 128 if large or width <= 128 else 64, min(fit, 128 if large else 64)
-    if itemsize == 1:  # converting bytes to numbers needs registers, too
+    if itemsize == 1:  # the conversion of 8-bit numbers needs registers, too
         rows, block = (rows, block // 2) if large else (64, block)
     rows = max(rows, triton.next_power_of_2(group))
     fixed_bytes = rows * width * 2 + (
         rows * block * 2 if rows < 16 * warps else 0
-    )  # queries; weights that warps exchange
+    )  # memory for queries, and for weights that warps exchange
     ahead = (gpu.shared_memory - fixed_bytes) // (2 * block * width * itemsize)
     return Tile(rows, block, warps, max(2, min(3, ahead if large else ahead + 1)))

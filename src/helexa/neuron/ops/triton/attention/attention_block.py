@@ -34,17 +34,17 @@ def attend_block(
 
     Args:
         running: largest score [M], sum of weights [M] and sum of weighted values [M, W] of the earlier positions, all
-            float32. W is DIM padded to a power of two.
+            float32. W is the head dimension DIM rounded up to a power of two.
         queries: [M, W].
         places: [M], the position of each query.
         cache: address of the head's first key in page 0. The value of a position is `values_offset` numbers after its
             key.
         scales: scales of an 8-bit cache, as float32; None for other caches.
-        page: page of the positions (see `page_of`).
+        page: number of the KV page that contains the positions (see `page_of`).
         end: number of positions of the sequence; later positions are not read.
         window: number of positions that a query attends to, including its own position.
         factor: factor applied to scores.
-        MASKED: whether a query may not attend to all positions of the block.
+        MASKED: whether the causal mask or the window hides some of the BLOCK positions from some queries.
 
     Returns:
         The three parts of `running`, updated with the positions of the block.
@@ -69,7 +69,7 @@ def attend_block(
         visible = (positions[None, :] <= places[:, None]) & (positions[None, :] > places[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
     rising = tl.maximum(largest, tl.max(scores, 1))
-    # Until a query has seen a position, its largest score is -inf.
+    # Until a query has seen a position, its largest score is -inf, and -inf minus -inf would be NaN.
     base = tl.where(rising == float("-inf"), 0.0, rising) if MASKED else rising
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(largest - base)
@@ -83,10 +83,14 @@ def attend_block(
 
 @triton.jit
 def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the page of the block of positions from `start` on, or one page per position if a block exceeds a page.
+    """Return the number of the KV page that contains the BLOCK positions from `start` on.
 
-    Positions from `end` on get an arbitrary page. Kernels load the page number one loop iteration ahead, because Triton
-    prefetches only half as many blocks if a load depends on another load of the same iteration.
+    If a block is larger than a page, the function returns one page number per position. Positions from `end` on get an
+    arbitrary page. Kernels load the page number one loop iteration ahead, because Triton prefetches only half as many
+    blocks if a load depends on another load of the same iteration.
+
+    Args:
+        pages: address of the sequence's page numbers.
     """
     positions = start if BLOCK <= PAGE else start + tl.arange(0, BLOCK)
     return tl.load(pages + positions // PAGE, positions < end, 0).to(tl.int64)
@@ -94,10 +98,10 @@ def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of(kv_head, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Return the token and the query head of each of the TILE rows of a tile, and whether the row is in use.
+    """Return the token and the query head of each of the TILE rows of a tile, and a mask of the rows in use.
 
-    The rows contain all query heads of the KV head for the first token, then for the next token. The last rows may be
-    unused.
+    A tile contains first all query heads of the KV head for the first token, then for the next token, and so on. The
+    last rows may be unused.
 
     Args:
         kv_head: index of the KV head.

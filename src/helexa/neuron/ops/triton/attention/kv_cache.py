@@ -16,7 +16,7 @@ _SCALES = 2 * PAGE_SIZE * 4
 
 
 def page_bytes(kv_heads: int, dim: int) -> int:
-    """Return the number of bytes of a page of one layer in an 8-bit cache, for head dimension `dim`."""
+    """Return the number of bytes of one KV page in one layer of an 8-bit cache, for heads of dimension `dim`."""
     return kv_heads * (2 * PAGE_SIZE * dim + _SCALES)
 
 
@@ -29,8 +29,9 @@ def new_cache(kv_heads: int, pages: int, dim: int, device: torch.device) -> Tens
 class Paged:
     """A KV cache with the strides that kernels need to compute addresses.
 
-    The key of a position is at page * page_stride + head * head_stride + (offset in the page) * D. Kernels declare
-    large strides as 64-bit integers. Otherwise Triton would choose the type by value, and recompile for larger caches.
+    The key of a position is at page * page_stride + head * head_stride + (offset in the page) * D, for head dimension
+    D. Kernels declare large strides as 64-bit integers. Otherwise Triton would choose the integer type by value, and
+    recompile the kernels for larger caches.
 
     Attributes:
         numbers: the cache as a tensor of its number type.
@@ -50,7 +51,7 @@ class Paged:
 
     @classmethod
     def from_cache(cls, cache: Tensor) -> "Paged":
-        """Return the strides of a KV cache in either layout."""
+        """Return a KV cache with its strides: an 8-bit cache (3 dimensions), or one in the layout of `ReferenceOps`."""
         if cache.dim() == 3:
             _, kv_heads, size = cache.shape
             strides = (size, kv_heads * size, (size - _SCALES) // 2)

@@ -1,4 +1,4 @@
-"""Attention kernel for long spans (prefill): each program computes a tile of queries over all their positions."""
+"""Attention kernel for long spans (prefill): each program computes a tile of queries over all earlier positions."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
@@ -34,7 +34,10 @@ def attend_long(
     BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Compute attention for the spans of more than `few` rows, with one program per tile, KV head and span."""
+    """Compute attention for spans (the rows of one sequence) of more than `few` rows.
+
+    There is one program per tile of queries, KV head and span.
+    """
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, kv_head = tl.program_id(2), tl.program_id(1)
     row = tl.load(starts + span)

@@ -20,7 +20,7 @@ def rotate_store(
 ) -> Tensor:
     """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
 
-    Rows with slot -1 are not written to the cache. `Ops.rotate_store` describes the arguments.
+    Rows with slot -1 are padding rows, which are not written to the cache. `Ops.rotate_store` describes the arguments.
     """
     rows, all_heads, dim = qkv.shape
     cos, sin = rope
@@ -128,11 +128,13 @@ def _rotate_store(
 def _normed(x, scale, query_norm, key_norm, columns, end, is_query, is_rotated, DTYPE: tl.constexpr):
     """Return the normalized numbers of query and key heads, and the unchanged numbers of value heads.
 
-    The result is rounded to DTYPE, as if a separate norm kernel had written it.
+    Normalized numbers are rounded to DTYPE, as if a separate norm kernel had written them to memory.
 
     Args:
         x: some columns of several heads.
         scale: 1 / rms of each head.
+        is_query: mask of the query heads.
+        is_rotated: mask of the query and key heads.
     """
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]

@@ -1,8 +1,9 @@
-"""Attention kernels for short spans (decode): several programs share the positions of a sequence.
+"""Attention kernels for short spans (decode): several programs divide the positions of a sequence (flash-decoding).
 
-Each program computes partial results for some segments of the positions, and a second kernel merges the partial
-results. The division into segments depends only on the length of the sequence. The result of a row therefore does not
-depend on the number of programs or on other sequences in the batch.
+A span is the rows of one sequence in a batch. The positions of a sequence are divided into segments. Each program
+computes partial results for some segments, and a second kernel merges the partial results. The division into segments
+depends only on the length of the sequence. The result of a row therefore does not depend on the number of programs or
+on other sequences in the batch.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
@@ -45,12 +46,12 @@ def attend_short(
 ):
     """Write partial attention results of the short spans, for each segment of positions.
 
-    There is one program per tile of a span, KV head, and group of segments.
+    A span is the rows of one sequence. There is one program per tile of a span, KV head, and group of segments.
 
     Args:
         sums: [T, heads, segments, 2], output: largest score, and sum of weights, of each segment.
         weighted: [T, heads, segments, DIM], output: sum of weighted values of each segment.
-        few: maximum number of rows of a short span; longer spans are skipped.
+        few: maximum number of rows of a short span; the kernel skips longer spans.
         most: upper bound of the number of rows of each short span in the batch.
     """
     W: tl.constexpr = triton.next_power_of_2(DIM)
@@ -119,7 +120,7 @@ def merge_segments(
     DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """Merge the partial results of all segments to attention outputs, with one program per row and head."""
+    """Merge the partial results of `attend_short` into attention outputs, with one program per row and head."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, token, head = tl.program_id(0) // most, tl.program_id(0) % most, tl.program_id(1)
     row = tl.load(starts + span)
@@ -158,7 +159,8 @@ def merge_segments(
 def _segment_size(length, SEGMENTS: tl.constexpr):
     """Return the number of positions per segment, for a sequence of `length` positions.
 
-    This is the smallest power of two, from LEAST_SEGMENT on, with which there are at most SEGMENTS segments.
+    The result is the smallest power of two, at least LEAST_SEGMENT, for which the sequence has at most SEGMENTS
+    segments.
     """
     size = length * 0 + LEAST_SEGMENT
     while size * SEGMENTS < length:

@@ -1,14 +1,14 @@
 """The gated delta rule for long spans (prefill) in Triton, in chunks of 64 rows.
 
-`ops.delta.gated_delta.chunked` explains the algebra. Four kernels run one after another:
+The function `ops.delta.gated_delta.chunked` explains the algebra. Four kernels run one after another:
 
-1. compute queries, keys and values of all rows with the convolution
+1. compute the queries, keys and values of all rows with the convolution
 2. solve the equations of each chunk, for any state before the chunk
 3. update the state chunk by chunk, and compute the outputs
 4. apply the norm and the output gate
 
-The first chunk starts at the first row of a span (the rows of one sequence). The result of a sequence therefore does
-not depend on other sequences in the batch.
+A span is the rows of one sequence in the batch. The first chunk of each span starts at its first row. The result of a
+sequence therefore does not depend on other sequences in the batch.
 """
 
 from typing import Any
@@ -38,14 +38,15 @@ def advance_chunks(
 ) -> None:
     """Apply the gated delta rule to the rows with accepted tokens in all long spans.
 
-    A span is long if it has more than FEW rows with accepted tokens.
+    A span is the rows of one sequence. A span is long if it has more than `constants["FEW"]` rows with accepted tokens.
 
     Args:
         inputs: the tensors `mixed`, `z`, `b` and `a` of `DeltaOp.__call__`, then their row strides.
         shared: the weights `kernel`, `rate`, `bias`, `norm` and `eps` of `DeltaWeights`.
         cache: recurrent states; the states of the long spans are changed.
         places: the tensors `starts`, `prefixes`, `settled` and `state_slots` of `SpanTable`.
-        out: [T, Hv * Dv]; the rows of the long spans are written.
+        out: [T, Hv * Dv], output for T rows, Hv value heads and values of width Dv. The function writes the rows of the
+            long spans.
         constants: compile-time constants of the kernels.
     """
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride = inputs
@@ -121,9 +122,13 @@ def advance_chunks(
 
 @triton.jit
 def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexpr):
-    """Return the batch index of a chunk's first row, the indexes of its rows in the span, and a mask of existing rows.
+    """Return the indexes of the rows of a chunk, and a mask.
 
-    If the span is short, the mask is empty.
+    A chunk is CHUNK consecutive rows of a span. A span is the rows of one sequence in the batch.
+
+    Returns:
+        The index of the chunk's first row in the batch, the index of each row in the span, and a mask of the rows with
+        accepted tokens. The mask is empty if the span is short.
     """
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     settled_rows = tl.where((settled_rows > FEW) & (tl.load(starts + span + 1) > first), settled_rows, 0)
@@ -139,8 +144,8 @@ def _prepare_rows(
 ):  # fmt: skip
     """Write the queries, the keys or the values of one head to `projected`, for the rows of a chunk.
 
-    They are the result of the convolution. Queries and keys are scaled to length 1, and queries are then divided by
-    sqrt(Dk).
+    The kernel applies the convolution to the inputs of the layer. It then scales queries and keys to length 1, and
+    divides queries by the square root of the key width.
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
     at, row, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
@@ -172,7 +177,8 @@ def _solve_chunks(
 ):  # fmt: skip
     """Solve the equations of one chunk for one value head, for any state S before the chunk.
 
-    The kernel writes `wanted`, `stale`, `qk_scores`, `decay_before` and `decay_after`. The next kernel uses them:
+    The kernel writes `wanted`, `stale`, `qk_scores`, `decay_before` and `decay_after`. The next kernel then computes,
+    for the queries q of the rows:
 
         state changes of the rows = wanted - stale S
         outputs of the rows = decay_before q S + qk_scores (wanted - stale S)
@@ -198,7 +204,8 @@ def _solve_chunks(
     tl.store(decay_after + of_head + places * HEADS, tl.exp(tl.sum(between, 0)), exists)
     decay = tl.exp(tl.cumsum(g, 0))
     tl.store(decay_before + of_head + places * HEADS, decay, exists)
-    # Decay of a row at a later row. Sums start at each row, since differences of sums lose small decays.
+    # Decay from one row to a later row. The sums start at the first of the two rows, because differences of sums from
+    # the start of the chunk lose the precision of small decays.
     between = tl.exp(tl.cumsum(between, 0))
 
     of_keys = projected + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
@@ -236,7 +243,10 @@ def _carry_states(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update some columns of one head's state with all chunks of a span, and write the outputs over `wanted`."""
+    """Update some columns of one head's state matrix with all chunks of a span (the rows of one sequence).
+
+    The kernel replaces the contents of `wanted` by the outputs of the rows.
+    """
     head, span = tl.program_id(1), singles + tl.program_id(2)
     first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     if (settled_rows <= FEW) | (tl.load(starts + span + 1) == first):

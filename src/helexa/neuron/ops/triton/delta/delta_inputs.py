@@ -1,4 +1,4 @@
-"""Functions that compute inputs of the gated delta rule, for the kernels of short spans and of long spans."""
+"""Functions that compute the inputs of the gated delta rule in the kernels for decode and prefill."""
 # pyright: reportGeneralTypeIssues=false
 
 import triton
@@ -12,9 +12,9 @@ TABLES = ["starts", "prefixes", "settled", "slots"]
 def convolved(
     row_at, stride, ring, kernel, columns, within, row, prefix, MIXED: tl.constexpr, KERNEL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Return the convolution over K tokens with SiLU, for some columns of one or several rows.
+    """Return the convolution over K tokens, followed by SiLU, for some columns of one or several rows of a span.
 
-    The result is 0 outside the mask `within`.
+    A span is the rows of one sequence in the batch. The result is 0 outside the mask `within`.
 
     Args:
         row_at: address of each row's input in the batch.
@@ -36,17 +36,17 @@ def convolved_row(
     row_at, stride, ring, kernel, columns, within, place, prefix,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, TAPS: tl.constexpr, AXIS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return the convolution over K tokens with SiLU, for some columns of the row at position `place`.
+    """Return the convolution over K tokens, followed by SiLU, for some columns of the row at position `place`.
 
     Different threads load the K inputs (taps) of a column at the same time.
 
     Args:
         row_at: address of the row's input in the batch.
         ring: address of the sequence's ring buffer with earlier inputs. The input of position p is in row p mod K.
-        prefix: position of the span's first row.
+        prefix: position of the first row of the sequence in this batch. Earlier inputs are in the ring buffer.
         TAPS: K, rounded up to a power of two.
-        AXIS: tensor axis of the taps. Pass the axis of the state that `columns` does not use. Otherwise the compiler
-            keeps the state in registers twice, in two layouts.
+        AXIS: tensor axis of the taps. Pass the axis of the state matrix that `columns` does not use. Otherwise the
+            compiler keeps the state in registers twice, in two layouts.
     """
     taps = tl.expand_dims(tl.arange(0, TAPS), 1 - AXIS)
     columns, within = tl.expand_dims(columns, AXIS), tl.expand_dims(within, AXIS)

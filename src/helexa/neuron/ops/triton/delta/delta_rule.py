@@ -2,8 +2,9 @@
 
 A span is the rows (tokens) of one sequence in a batch. Long spans are computed in chunks (see `delta_chunks`).
 
-Each state slot has a ring buffer with the last K inputs of the convolution. The input of position p is in row p mod K.
-For a span of one row, some programs can therefore still read the buffer when another program writes the new input.
+Each state slot has a ring buffer with the last K inputs of the convolution over K tokens. The input of position p is in
+row p mod K. For a span of one row, the new input overwrites an input that the convolution no longer needs. Some
+programs can therefore still read the buffer when another program writes the new input.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
@@ -48,7 +49,7 @@ class DeltaRule:
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes, dtype: torch.dtype) -> int:
-        """Return the number of bytes of one sequence's recurrent state in a layer of these sizes."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
 
     def new_cache(self, slots: int) -> DeltaCache:
@@ -61,12 +62,12 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Apply the layer to the rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
+        """Apply the layer to the T rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
 
         The kernels read all batch data from device memory, so that the step can be captured as a graph.
 
         Returns:
-            [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
+            [S, Hv * Dv] for the S rows with the indexes `rows`, or [T, Hv * Dv] if `rows` is None.
         """
         sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
@@ -75,7 +76,7 @@ class DeltaRule:
         span_tables = _span_tables(batch)
         if batch.most_rows > self._constants["FEW"]:
             advance_chunks(inputs, shared, cache, span_tables, batch, out, self._constants)
-        # One thread holds 64 numbers of a 128 by 128 state.
+        # With 8 warps, each thread holds 64 numbers of a state matrix of 128 by 128 numbers.
         warps = max(1, min(8, self._constants["KEY_BLOCK"] * self._constants["VALUE_BLOCK"] // 2048))
         spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *span_tables, out)
         for first_span, drafts in ((0, False), (batch.singles, True)):
@@ -85,9 +86,10 @@ class DeltaRule:
         return out if rows is None else out[rows]
 
     def _store_inputs(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
-        """Write the last convolution inputs of spans of several rows to their ring buffers.
+        """Write the last convolution inputs of spans of several rows to the ring buffers of their sequences.
 
-        This is a separate kernel, because all programs must have read the old inputs before.
+        A separate kernel writes these inputs, because all programs of the previous kernels must first have read the old
+        inputs, which it overwrites.
         """
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         launch(
@@ -116,7 +118,7 @@ def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def _multiplies_float32(gpu: GpuProperties) -> bool:
-    """Return whether tensor cores multiply float32. Without this, the chunk kernels are slower than single rows."""
+    """Return whether tensor cores multiply float32 numbers. If not, the kernel for single rows is faster."""
     return gpu.tensor_cores and torch.version.hip is None
 
 
@@ -127,7 +129,7 @@ def _advance_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
     TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    """Apply the layer to accepted tokens of short spans, or, if DRAFTS, to draft tokens of all spans.
+    """Apply the layer to the accepted tokens of short spans, or, if DRAFTS is True, to the draft tokens of all spans.
 
     Accepted tokens change the recurrent states in memory. Draft tokens do not.
     """

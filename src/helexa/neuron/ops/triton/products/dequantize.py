@@ -14,12 +14,12 @@ _ROWS, _COLUMNS = 16, 256
 
 
 def dequantize(matrix: PackedMatrix, first: int, out: Tensor) -> None:
-    """Write R consecutive rows of a matrix, starting at row `first`, to `out` [R, K]."""
+    """Dequantize R consecutive rows of a matrix [N, K], starting at row `first`, to `out` [R, K]."""
     _launch(matrix, None, first, 1.0, out, _ROWS)
 
 
 def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tensor) -> None:
-    """Write the rows of a matrix with the indexes `rows` [R], times `factor`, to `out` [R, K]."""
+    """Dequantize the R rows of a matrix [N, K] with the indexes `rows` [R], times `factor`, to `out` [R, K]."""
     _launch(matrix, rows, 0, factor, out, 1)
 
 

@@ -19,7 +19,7 @@ from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
 from helexa.neuron.ops.triton.products.weight_tile import weight_tile
 
-_PER_PROCESSOR = 4  # programs per processor that read a matrix, to keep enough loads in flight
+_PER_PROCESSOR = 4  # programs per multiprocessor (SM) that read a matrix, to keep enough loads in flight
 _LEAST_SPLIT = 512  # minimum columns per split
 _SUM_BLOCK = 1024
 
@@ -47,10 +47,12 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows of a mixture of experts, sorted by expert and divided into blocks with one expert each (see `arrange`).
+    """The output rows of a mixture's product, sorted by expert and divided into blocks with one expert each.
+
+    Each output row belongs to a pair: an input row and one of its selected experts. `arrange` creates the blocks.
 
     Attributes:
-        order: int32 [T], row indexes, sorted by expert.
+        order: int32 [T], indexes of the T output rows, sorted by expert.
         bounds: int32 [3, B]. For each block: its expert, the index in `order` of its first row, and the index after its
             last row. Unused blocks have no rows.
     """
@@ -67,8 +69,8 @@ def on_tensor_cores(dtype: torch.dtype, gpu: GpuProperties) -> bool:
 def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, gpu: GpuProperties) -> Tiles:
     """Return the tile shape for a product of `rows` input rows with a matrix.
 
-    Up to 16 rows, reading the matrix takes all the time, so many small programs are best. From 65 rows on, reuse of
-    loaded tiles matters. Without tensor cores, tiles are in registers, and must be small.
+    Up to 16 rows, reading the matrix takes most of the time, so many small programs are best. From 65 rows on, reuse of
+    loaded tiles matters. Without tensor cores, tiles are in registers and must be small.
 
     Args:
         dtype: dtype of the input rows.
@@ -80,7 +82,7 @@ def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, gpu: Gpu
         return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * gpu.processors), 4, 3)
     if rows <= 64:
         return Tiles(64, 64, 128, _splits(outputs, columns, gpu.processors), 4, 2)
-    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # addresses use registers
+    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # table addresses use registers
     return Tiles(128, 64 if looked_up else 128, 64, 1, 8, 3)
 
 
@@ -99,12 +101,12 @@ def multiply_tiles(
     """Compute `out = x @ matrix.T + bias`.
 
     Args:
-        x: [T, K], contiguous. With T / n rows, each row of x is used for n consecutive rows of `out`, one per selected
-            expert.
+        x: [T, K], contiguous. In a mixture with n selected experts per row, x may have T / n rows. Each row of x is
+            then used for n consecutive rows of `out`, one per selected expert.
         matrix: [N, K]; with `blocks`, [E * N, K], the stacked matrices of E experts.
         bias: float32, one number per row of the matrix; None for no bias.
         out: [T, N]; each row must be contiguous.
-        cut: tile shape. With `blocks`, its `splits` is 1 and its `rows` is the maximum number of rows of a block.
+        cut: tile shape. With `blocks`, `cut.splits` must be 1, and `cut.rows` is the maximum number of rows of a block.
         blocks: rows of `out` by expert; None if one matrix is used for all rows.
     """
     rows, outputs = out.shape

@@ -1,4 +1,4 @@
-"""Matrix products of single rows, for decode steps. The memory bandwidth of the GPU limits their speed.
+"""Matrix products of single input rows, for decode steps. The memory bandwidth of the GPU limits their speed.
 
 A program computes four outputs from four complete rows of a matrix, so no second kernel must add partial sums. The
 threads of the program divide the columns, and each thread reads 16 bytes of each row at a time.
@@ -39,8 +39,8 @@ def multiply_rows(
     """Compute `out = x @ matrix.T + bias`, each row separately.
 
     Args:
-        x: [T, K], contiguous. With T / n rows, each row of x is used for n consecutive rows of `out`, one per selected
-            expert.
+        x: [T, K], contiguous. In a mixture with n selected experts per row, x may have T / n rows. Each row of x is
+            then used for n consecutive rows of `out`, one per selected expert.
         matrix: [N, K]; with `experts`, [E * N, K], the stacked matrices of E experts.
         bias: float32, one number per row of the matrix; None for no bias.
         out: [T, N]; each row must be contiguous.
@@ -64,7 +64,7 @@ def multiply_rows(
 
 
 def _warps(threads: int) -> int:
-    """Return the number of warps per program with which few threads are idle in the last loop iteration.
+    """Return the number of warps per program for which few threads are idle in the last loop iteration.
 
     Args:
         threads: number of 16-byte pieces of a matrix row. A thread reads one piece per loop iteration.
@@ -79,7 +79,8 @@ def _warps(threads: int) -> int:
 def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: constexpr):
     """Return the products of `numbers` and the codes in `words`, times FACTOR * TINY.
 
-    The code of a word consists of WIDTH bits, starting at bit FIRST.
+    Each word contains several codes. The function uses the code of WIDTH bits that starts at bit FIRST. The factor TINY
+    keeps sums of products in the range of float32.
     """
     codes = (words & (((1 << WIDTH) - 1) << FIRST)).to(tl.float32, bitcast=True)  # times 2 ** (FIRST - 149)
     codes = tl.reshape(codes, [words.shape[0] // (numbers.shape[0] * LANES), numbers.shape[0], LANES])
@@ -119,12 +120,12 @@ def _packed(
     total = tl.zeros([ROWS, CHUNKS], tl.float32)
     for first in range(0, pieces, CHUNKS):
         word = first * LANES + place % (CHUNKS * LANES)
-        # Words after the end are finite and have a scale of 0.
+        # Words after the end of a row are undefined, but their codes are finite numbers and have a scale of 0.
         code_words = tl.load(words + (at_row + word), word < pieces * LANES)
         upper = code_words
         if BITS == 6:
             word = first * LANES + tl.arange(0, CHUNKS * LANES)
-            by_fours = word // LANES * LANES + word % LANES  # each thread gets the data of its words
+            by_fours = word // LANES * LANES + word % LANES  # a thread gets the upper bits for the words that it has
             at = tl.minimum(outputs, N - 1)[:, None] * (pieces * LANES) + by_fours[None, :]
             upper = tl.load(high + at, (word < pieces * LANES)[None, :]).to(tl.int32)
             upper = tl.reshape(upper, [ROWS * CHUNKS * LANES])

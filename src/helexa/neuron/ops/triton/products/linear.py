@@ -14,8 +14,8 @@ from helexa.neuron.ops.triton.products.packed import PackedMatrix, alike, join
 SCRATCH_BYTES = 64 << 20
 """Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time."""
 
-_MANY = 512  # up to this row count, each 128 rows dequantize the tiles again; above, cuBLAS (estimated, not measured)
-_FEW = 8  # row count up to which each row reads the matrix, on GPUs without tensor cores in Triton
+_MANY = 512  # maximum rows for `tiles`, which dequantizes the matrix once per 128 rows (estimated, not measured)
+_FEW = 8  # maximum rows for `rows` on GPUs without tensor cores in Triton; each row reads the matrix again
 
 
 def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
@@ -23,7 +23,7 @@ def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
 
     The names are `rows` (each row separately), `tiles` (several rows on tensor cores) and `plain` (dequantize the
     matrix, then cuBLAS). With `rows` and `tiles`, the result of a row depends only on this row, the kernel and the tile
-    shape. cuBLAS does not guarantee this.
+    shape. With cuBLAS, the result of a row may also depend on the other rows.
     """
     if on_tensor_cores(dtype, gpu):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
@@ -58,7 +58,7 @@ class PackedLinear:
         return sum(matrix.nbytes for matrix in self._matrices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for inputs x [T, K]."""
+        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
         x = x.contiguous()
         out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype, device=x.device)
         first = 0

@@ -25,13 +25,14 @@ class PackedMatrix:
     A weight is `scale * (code - zero)`, `scale * code + minimum` or `scale * table[code]`, depending on the format.
     Codes are packed into 32-bit words: 8 codes of 4 bits, the lower 4 bits of 8 codes of 6 bits, or 4 codes of 8 bits.
     In each chunk of four words, code i of word w belongs to column 4 * i + w of the chunk. A thread that reads a chunk
-    (16 bytes) therefore has all codes of adjacent columns.
+    (16 bytes) therefore has the codes of adjacent columns.
 
     Attributes:
         words: int32 [N, K / codes per word].
         high: int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; None for other
             codes.
-        scale: float [ceil(N / 4), G, 4], scale of each of G groups of columns, with four rows adjacent.
+        scale: float [ceil(N / 4), G, 4], one scale per row and group of columns, for G groups. The scales of four rows
+            are adjacent.
         minimum: minimums in the layout of `scale`; None in formats without minimums.
         zero: code of the value 0 in formats without minimums.
         bits: bits per code: 4, 6 or 8.
@@ -67,8 +68,9 @@ def fields(bits: int) -> int:
 def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
     """Return a quantized weight in the layout of the Triton kernels, with the same codes.
 
-    Scales that are stored as codes times a unit are multiplied out. Scales are rounded to float16, which is more
-    precise than the codes. Scales that float16 cannot represent become bfloat16 or float32.
+    If the weight stores scales as codes with a shared unit, the result contains the products of codes and units. The
+    dtype of the scales is bfloat16 if it represents all of them exactly, else float16 if it is precise enough, else
+    float32.
 
     Returns:
         The packed matrix, on the weight's device; None if the kernels do not support the weight's shape or group size.
@@ -95,7 +97,7 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
 
 
 def packed_bytes(weight: GroupwiseTensor) -> int | None:
-    """Return the number of bytes of the matrix that `pack` makes of a weight, if its scales are 16-bit numbers.
+    """Return the number of bytes of the matrix that `pack` returns for a weight, assuming 16-bit scales.
 
     The weight may be on torch's meta device.
 
@@ -111,7 +113,7 @@ def packed_bytes(weight: GroupwiseTensor) -> int | None:
 
 
 def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
-    """Return the number of bits per code and of columns per scale after packing; None if `weight` cannot be packed."""
+    """Return the bits per code and the columns per scale after packing; None if `weight` cannot be packed."""
     columns = weight.shape[1]
     bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
     if columns % (LANES * fields(bits)):
@@ -123,7 +125,10 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(matrices: Sequence[PackedMatrix]) -> bool:
-    """Return whether the matrices have the same format and suitable shapes to be stacked into one matrix."""
+    """Return whether `join` can stack the matrices into one matrix.
+
+    The matrices must have the same format. All matrices except the last one must have a multiple of 4 rows.
+    """
     first, *remaining = matrices
     return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(
         _same_form(first, matrix) for matrix in remaining
@@ -131,7 +136,7 @@ def alike(matrices: Sequence[PackedMatrix]) -> bool:
 
 
 def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Return the rows of all matrices as one matrix. `alike(matrices)` must be True."""
+    """Return one matrix with the rows of all given matrices. `alike(matrices)` must be True."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -175,7 +180,10 @@ def _high(codes: Tensor) -> Tensor:
 
 
 def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
-    """Return scales or minimums [N, G] as [ceil(N / 4), G * repeats, 4], each repeated for `repeats` smaller groups."""
+    """Return scales or minimums [N, G] in the layout of `PackedMatrix.scale`, [ceil(N / 4), G * repeats, 4].
+
+    Each number is repeated for the `repeats` smaller groups into which packing divides a group.
+    """
     values = F.pad(values.to(dtype), (0, 0, 0, -values.shape[0] % LANES))
     return values.repeat_interleave(repeats, 1).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 

@@ -1,4 +1,4 @@
-"""Function that reads and dequantizes a tile of a matrix, for the kernels that multiply or write tiles."""
+"""Function that reads and dequantizes a tile of a weight matrix, for the kernels that multiply or write tiles."""
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
@@ -23,7 +23,8 @@ def weight_tile(
         words: `PackedMatrix.words`; if BITS is 16, the plain matrix.
         rows: int32 [R], indexes of the rows, which must exist.
         first: index of the first column, a multiple of COLUMNS.
-        pieces: number of 16-byte pieces per row. The compiler concludes that rows are aligned to 16 bytes.
+        pieces: number of 16-byte pieces per matrix row. From this argument, the compiler concludes that rows are
+            aligned to 16 bytes.
     """
     if BITS == 16:
         columns = first + tl.arange(0, COLUMNS)

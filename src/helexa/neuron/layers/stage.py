@@ -1,0 +1,87 @@
+"""The stage of a pipeline over several hosts: the decoder layers that this process computes."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.protocol import Ops
+
+
+class HiddenExchange(Protocol):
+    """Exchanges hidden states with the other stages. Only rank 0 of each stage has an exchange."""
+
+    def receive(self, rows: int, width: int) -> Tensor:
+        """Return the hidden states, float32 [rows, width], that the previous stage has computed. For later stages."""
+        ...
+
+    def send(self, hidden: Tensor, rows: int) -> Tensor:
+        """Send the hidden states [T, H] that this stage has computed.
+
+        Args:
+            rows: number of rows that the last stage returns.
+
+        Returns:
+            In stage 0, the hidden states [rows, H] that the last stage has computed. In later stages, `hidden`.
+        """
+        ...
+
+
+class Stage:
+    """The decoder layers that this process computes.
+
+    Stage 0 has the embedding, the first layers, the final norm and the output head. The last stage returns its hidden
+    states to stage 0, which therefore samples, and computes log-probabilities and embeddings, as without a pipeline.
+
+    Args:
+        layers: the layers; None for all layers of the model.
+        exchange: exchange with the other stages; None if there are no other stages, and in ranks after rank 0.
+    """
+
+    def __init__(self, layers: range | None = None, exchange: HiddenExchange | None = None) -> None:
+        self._layers = layers
+        self._exchange = exchange
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether this process computes all layers."""
+        return self._layers is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is stage 0."""
+        return self._layers is None or self._layers.start == 0
+
+    def layers(self, count: int) -> range:
+        """Return the layers of this stage, if the model has `count` layers."""
+        return range(count) if self._layers is None else self._layers
+
+    def receive(self, ops: Ops, rows: int, width: int) -> Tensor:
+        """Return the hidden states, float32 [rows, width], that the previous stage has computed."""
+        if self._exchange is None:
+            return _shared(ops, torch.zeros(rows, width, device=ops.device))
+        return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
+
+    def send(self, ops: Ops, hidden: Tensor, rows: int) -> Tensor:
+        """Send the hidden states [T, H] of this stage to the next stage.
+
+        Args:
+            rows: number of rows that the last stage returns.
+
+        Returns:
+            In stage 0, the hidden states [rows, H] that the last stage has computed. In later stages, `hidden`.
+        """
+        if not self.is_first:
+            return hidden if self._exchange is None else self._exchange.send(hidden, rows)
+        if self._exchange is None:
+            return _shared(ops, torch.zeros(rows, hidden.shape[1], device=ops.device))
+        return _shared(ops, self._exchange.send(hidden, rows).to(ops.device))
+
+
+def _shared(ops: Ops, hidden: Tensor) -> Tensor:
+    """Return the hidden states of rank 0 on all ranks. The other ranks pass zeros."""
+    return hidden if ops.ranks.count == 1 else ops.sum_ranks(hidden)
+
+
+WHOLE_MODEL = Stage()
+"""The stage of a model that one host computes alone."""
