@@ -53,14 +53,14 @@ PROMPTS = [
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
     "def fibonacci(n: int) -> int:\n    ",
     "Die drei häufigsten Gründe, warum Züge zu spät kommen, sind",
-    (FOLDER / "sample.txt").read_text() * 2,
+    (FOLDER / "support/sample.txt").read_text() * 2,
 ]
 
 
 def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
     """Run the oracle (the other engine) in another process, and return its output line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
-    command = [python, str(FOLDER / script), str(model), str(STEPS)]
+    command = [python, str(FOLDER / "peers" / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"prompt"')]
 
@@ -91,8 +91,8 @@ class Engine:
         states = StatePool(1, facts.snapshots) if facts.state_bytes else None
         scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
         request = Generate(id=0, prompt=prompt, max_tokens=STEPS, sampling=SamplingParams(temperature=0))
-        if (refusal := scheduler.add(Sequence(request))) is not None:
-            raise SystemExit(refusal.error)
+        if (rejection := scheduler.add(Sequence(request))) is not None:
+            raise SystemExit(rejection.error)
         tokens: list[int] = []
         rows: list[Tensor] = []
         while not scheduler.idle:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import psutil
 
 WORDS = ("river", "stone", "window", "garden", "letter", "mirror", "engine", "forest", "candle", "bridge", "harbour")
-BAR = 0.9
+THRESHOLD = 0.9
 
 
 def prompts(count: int) -> list[str]:
@@ -156,7 +156,7 @@ def main() -> None:
         print(run.stdout, end="", flush=True)
         best[subject] = max(best[subject], json.loads(run.stdout)["tok_s"])
     ratio = best["library"] / best["engine"]
-    print(json.dumps({"ratio": round(ratio, 3), "bar": BAR, "held": ratio >= BAR}))
+    print(json.dumps({"ratio": round(ratio, 3), "threshold": THRESHOLD, "held": ratio >= THRESHOLD}))
 
 
 if __name__ == "__main__":

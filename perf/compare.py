@@ -158,7 +158,7 @@ def main() -> None:
     rows = ",".join(row.name for row in arguments.rows)
     tail = [str(model), "--rows", rows, "--threads", str(arguments.threads)]
     commands = {OURS: [sys.executable, str(FOLDER / "engine.py"), *tail]}
-    commands |= {name: [python, str(FOLDER / PEERS[name].script), *tail] for name, python in pythons.items()}
+    commands |= {name: [python, str(FOLDER / "peers" / PEERS[name].script), *tail] for name, python in pythons.items()}
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": {"name": model.name, "bytes": model.stat().st_size},

@@ -110,9 +110,9 @@ class Engine:
         greedy = SamplingParams(temperature=0)
         for number in range(sequences):
             request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=greedy)
-            refusal = scheduler.add(Sequence(request))
-            if refusal is not None:
-                raise SystemExit(refusal.error)
+            rejection = scheduler.add(Sequence(request))
+            if rejection is not None:
+                raise SystemExit(rejection.error)
         return scheduler
 
     def _step(self, scheduler: Scheduler) -> None:

@@ -33,7 +33,7 @@ from support.fleet_world import NODES_MB, Outcome, World
 
 from helexa.cortex.config import GatewaySection
 
-SWAPS_BAR = 0.5
+SWAPS_THRESHOLD = 0.5
 LONGEST_WAIT_SECS = GatewaySection().load_wait_secs
 
 
@@ -87,14 +87,14 @@ def verdicts(runs: list[Comparison]) -> list[dict[str, object]]:
     usual_p99 = percentile([ttft for run in runs for ttft in run.usual.ttfts], 0.99)
     longest = max(wait for run in runs for wait in run.ours.waits)
     return [
-        _verdict("swaps", ours / max(usual, 1), f"<= {SWAPS_BAR} of lru_fifo", ours <= SWAPS_BAR * usual),
+        _verdict("swaps", ours / max(usual, 1), f"<= {SWAPS_THRESHOLD} of lru_fifo", ours <= SWAPS_THRESHOLD * usual),
         _verdict("ttft_p99", p99, f"< {usual_p99:.1f} of lru_fifo", p99 < usual_p99),
         _verdict("longest_wait", longest, f"< {LONGEST_WAIT_SECS:g}", longest < LONGEST_WAIT_SECS),
     ]
 
 
-def _verdict(name: str, value: float, bar: str, holds: bool) -> dict[str, object]:
-    return {"verdict": name, "value": round(value, 2), "bar": bar, "holds": holds}
+def _verdict(name: str, value: float, threshold: str, holds: bool) -> dict[str, object]:
+    return {"verdict": name, "value": round(value, 2), "threshold": threshold, "holds": holds}
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     ports = {name: free_port() for name in ("node", "cortex", "nginx", "litellm")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(ports["node"])])
+    mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(ports["node"])])
     try:
         config = cortex_config(folder, ports["cortex"], urls["node"], CAPPED)
         with (
@@ -122,17 +122,17 @@ def _rounds(
 
 
 def _judge(middle: dict[tuple[str, str], dict[str, float]]) -> None:
-    for row, bar in (("json", 12.0), ("stream", 2.0)):
+    for row, threshold in (("json", 12.0), ("stream", 2.0)):
         ratio = middle[row, "cortex"]["cpu_us"] / middle[row, "nginx"]["cpu_us"]
-        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
+        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {threshold}", ratio <= threshold)
         if (row, "litellm") in middle:
             faster = middle[row, "cortex"]["rps"] / middle[row, "litellm"]["rps"]
             print_verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
             cheaper = middle[row, "litellm"]["cpu_us"] / middle[row, "cortex"]["cpu_us"]
             print_verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
-    for row, bar in (("alone", 0.5), ("large", 3.0)):
+    for row, threshold in (("alone", 0.5), ("large", 3.0)):
         added = middle[row, "cortex"]["p50_ms"] - middle[row, "node"]["p50_ms"]
-        print_verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
+        print_verdict(f"{row}, milliseconds added", added, f"<= {threshold}", added <= threshold)
 
 
 async def _ready(url: str) -> None:

@@ -46,7 +46,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http import loop
-from helexa.http.connections.client_disconnect import HangUp
+from helexa.http.connections.client_disconnect import DisconnectGuard
 from helexa.http.listener import Listener, bind, collect_seldom
 
 EVENTS = 64
@@ -148,8 +148,8 @@ class Served:
             await send({"type": "lifespan.shutdown.complete"})
             return
         extensions = scope.setdefault("extensions", {})
-        if HangUp.NAME not in extensions:  # without this extension the application does not detect disconnects
-            extensions[HangUp.NAME] = HangUp()
+        if DisconnectGuard.NAME not in extensions:  # without this extension the application does not detect disconnects
+            extensions[DisconnectGuard.NAME] = DisconnectGuard()
         await self._app(scope, receive, send)
 
     async def _begin(self) -> ASGIApp:
@@ -230,7 +230,7 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
     node = f"http://127.0.0.1:{port}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     with ExitStack() as running:
-        mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(port)])
+        mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(port)])
         running.callback(mock.wait)
         running.callback(mock.terminate)
         plain = (f"http://127.0.0.1:{nginx_port}", running.enter_context(nginx(folder, nginx_port, node)))

@@ -41,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 from support.output import print_line, print_verdict
 
-TIME_BAR, MEMORY_BAR = 3.0, 1.35
+TIME_THRESHOLD, MEMORY_THRESHOLD = 3.0, 1.35
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2
 CHUNK_BYTES, TOUCHED_BYTES = 16 << 20, 8 << 30
 
@@ -194,11 +194,11 @@ def measure(folder: Path, quant: str, runs: int) -> None:
                 runs=values,
             )
         ratio = median(seconds["load"]) / median(seconds["memory"])
-        print_verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
+        print_verdict(f"load / read, {state}", ratio, f"<= {TIME_THRESHOLD}", ratio <= TIME_THRESHOLD)
     peak, result = median(peaks), median(results)
     print_line(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
     ratio = (peak - layer) / result
-    print_verdict("(peak - layer) / result", ratio, f"<= {MEMORY_BAR}", ratio <= MEMORY_BAR)
+    print_verdict("(peak - layer) / result", ratio, f"<= {MEMORY_THRESHOLD}", ratio <= MEMORY_THRESHOLD)
 
 
 def main() -> None:

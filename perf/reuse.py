@@ -29,7 +29,7 @@ from helexa.neuron.engine_client.client import EngineClient
 
 PREFIX, SUFFIX = 2048, 16
 TURN_TOKENS, ANSWER_TOKENS = (400, 600), 60
-TTFT_BAR, COMPUTED_BAR = 0.1, 1.15
+TTFT_THRESHOLD, COMPUTED_THRESHOLD = 0.1, 1.15
 
 
 async def first_tokens(client: EngineClient, rounds: int) -> None:
@@ -47,7 +47,7 @@ async def first_tokens(client: EngineClient, rounds: int) -> None:
     print_line(row="ttft cold", ms=median(cold_ms), runs=cold_ms)
     print_line(row="ttft cached", ms=median(cached_ms), cached_tokens=cached, runs=cached_ms)
     ratio = median(warm / cold for warm, cold in zip(cached_ms, cold_ms, strict=True))
-    print_verdict("ttft, cached / cold", ratio, f"<= {TTFT_BAR}", ratio <= TTFT_BAR)
+    print_verdict("ttft, cached / cold", ratio, f"<= {TTFT_THRESHOLD}", ratio <= TTFT_THRESHOLD)
 
 
 async def conversation(client: EngineClient, system: int, turns: int) -> None:
@@ -71,7 +71,9 @@ async def conversation(client: EngineClient, system: int, turns: int) -> None:
         print_line(row=f"turn {turn}", prompt_tokens=len(history), cached_tokens=answer.cached, ttft_ms=answer.ttft_ms)
         history += answer.tokens
     ratio = computed / len(history)
-    print_verdict("conversation, computed / distinct tokens", ratio, f"< {COMPUTED_BAR}", ratio < COMPUTED_BAR)
+    print_verdict(
+        "conversation, computed / distinct tokens", ratio, f"< {COMPUTED_THRESHOLD}", ratio < COMPUTED_THRESHOLD
+    )
 
 
 async def measure(model: Path, threads: int, rounds: int, system: int, turns: int) -> None:

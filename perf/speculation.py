@@ -6,7 +6,7 @@ Two engines run the same model, one with speculation and one without. They answe
 and the idle engine sleeps while the other engine computes. Tokens per second count from the first token on. Each round
 has three tasks:
 
-    edit            the model copies `sample.txt` (about 400 tokens) greedily, after a prompt that contains the file
+    edit            the model copies `support/sample.txt` (about 400 tokens) greedily, after a prompt that has the file
                     twice. `copied` is the share of the file that the answer repeats before the first difference. If it
                     is less than 0.9, the benchmark ends.
     free            the model tells a story in 256 tokens, greedily
@@ -31,7 +31,7 @@ from helexa.neuron.text.model_text import ModelText
 
 STORY_TOKENS = 256
 COPIED = 0.9
-EDIT_BAR, FREE_BAR = 1.5, 0.98
+EDIT_THRESHOLD, FREE_THRESHOLD = 1.5, 0.98
 SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "an old clock", "the night market")
 
 
@@ -50,7 +50,7 @@ class Tasks:
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
-        self._file = Path(__file__).with_name("sample.txt").read_text()
+        self._file = (Path(__file__).with_name("support") / "sample.txt").read_text()
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
     def round_tasks(self, number: int) -> list[Task]:
@@ -106,9 +106,9 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
     print_line(row="edit", copied=min(copied))
     if min(copied) < COPIED:
         raise SystemExit("the model does not repeat the file, so the figures are meaningless; use another model")
-    for name, bar in (("edit", EDIT_BAR), ("free", FREE_BAR), ("free, sampled", FREE_BAR)):
+    for name, threshold in (("edit", EDIT_THRESHOLD), ("free", FREE_THRESHOLD), ("free, sampled", FREE_THRESHOLD)):
         ratio = median(on / off for on, off in zip(rates[name]["on"], rates[name]["off"], strict=True))
-        print_verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
+        print_verdict(f"{name}, on / off", ratio, f">= {threshold}", ratio >= threshold)
 
 
 def main() -> None:

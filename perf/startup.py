@@ -50,7 +50,7 @@ from support.servers import (
 from helexa.core.errors import HelexaError
 
 STREAMS, TOKENS = 16, 64
-START_BAR, RESIDENT_BAR = 3.0, 2.5
+START_THRESHOLD, RESIDENT_THRESHOLD = 3.0, 2.5
 
 Memory = dict[str, float]
 """Kind of memory -> MiB, as reported by the system."""
@@ -136,9 +136,9 @@ async def measure(model: str, file_mib: float, runs: int) -> None:
     times = [help_ms() for _ in range(1 + 2 * runs)][1:]
     print_line(row="helexa --help", ms=median(times), runs=times)
     seconds = median(entry.first_answer for entry in starts)
-    print_verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
+    print_verdict("second start to first token, s", seconds, f"<= {START_THRESHOLD}", seconds <= START_THRESHOLD)
     resident = median(entry.early.server["rss"] + entry.early.engine["rss"] for entry in starts) / file_mib
-    print_verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
+    print_verdict("resident / file", resident, f"<= {RESIDENT_THRESHOLD}", resident <= RESIDENT_THRESHOLD)
 
 
 def print_memory(row: str, holdings: list[Holding], file_mib: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from helexa.bench.analysis.verdict import confirms, judge
-from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
 from helexa.bench.measurement.clock import SystemClock
 from helexa.bench.measurement.measures import measure
@@ -36,7 +36,7 @@ async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, lis
     served = ServedModel(Model(name=model))
     samples_by_metric: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     async with open_session() as session:
-        client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+        client = Client(session, endpoint, api_format_of("openai"), SystemClock(), ignore_eos=True)
         for number in range(samples + 3):
             subject = Subject(client, served, SystemClock(), salt=f"{time.time_ns()}")
             outcome = await scenario.run(subject, sample_seed(0, scenario.key.name, number))

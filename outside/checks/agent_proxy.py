@@ -25,7 +25,7 @@ _UNSENT = ("host", "connection", "content-length", "transfer-encoding", "accept-
 
 
 @dataclass
-class Exchange:
+class RecordedRequest:
     """A recorded generation request of the agent: its path, the body that the agent sent, and the response."""
 
     path: str
@@ -48,14 +48,14 @@ class Proxy:
         target: base URL of the gateway.
         tool: name of the tool that the model must call, or None to leave tool calls unchanged.
         max_tokens: maximum number of tokens of each response.
-        exchanges: recorded generation requests of the agent, oldest first.
+        requests: recorded generation requests of the agent, oldest first.
         url: base URL of the proxy.
     """
 
     target: str
     tool: str | None = None
     max_tokens: int = 200
-    exchanges: list[Exchange] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     url: str = ""
 
     def __enter__(self) -> "Proxy":
@@ -73,16 +73,16 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def changed(self, path: str, exchange: Exchange) -> dict[str, Any]:
+    def changed(self, path: str, request: RecordedRequest) -> dict[str, Any]:
         """Return the request body that the proxy sends to the gateway in place of the agent's body."""
-        body = dict(exchange.body)
+        body = dict(request.body)
         for name in _LENGTH:
             if body.get(name):
                 body[name] = min(body[name], self.max_tokens)
         if not any(body.get(name) for name in _LENGTH):
             body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = self.max_tokens
         if self.tool and body.get("tools"):
-            if exchange.has_result:
+            if request.has_result:
                 _end(path, body)
             else:
                 body["tool_choice"] = _FORCED[path](self.tool)
@@ -109,9 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in _FORCED:
             self._forward(raw, None)
             return
-        exchange = Exchange(path, json.loads(raw))
-        self.owner.exchanges.append(exchange)
-        self._forward(json.dumps(self.owner.changed(path, exchange)).encode(), exchange)
+        request = RecordedRequest(path, json.loads(raw))
+        self.owner.requests.append(request)
+        self._forward(json.dumps(self.owner.changed(path, request)).encode(), request)
 
     def _read(self) -> bytes:
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
@@ -123,14 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return whole
 
-    def _forward(self, raw: bytes, exchange: Exchange | None) -> None:
+    def _forward(self, raw: bytes, request: RecordedRequest | None) -> None:
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _UNSENT}
         connection = http.client.HTTPConnection(urlsplit(self.owner.target).netloc)
         try:
             connection.request(self.command, self.path, raw or None, headers)
             response = connection.getresponse()
-            if exchange:
-                exchange.status = response.status
+            if request:
+                request.status = response.status
             self.send_response(response.status)
             for name, value in response.getheaders():
                 if name.lower() not in _UNSENT:
@@ -140,8 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             while part := response.read1(65536):
                 self.wfile.write(part)
                 self.wfile.flush()
-                if exchange:
-                    exchange.answer += part
+                if request:
+                    request.answer += part
         except OSError as error:
             print("the agent or the gateway hung up:", error, flush=True)
         finally:

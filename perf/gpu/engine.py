@@ -83,29 +83,47 @@ class Bench:
     def stream(self) -> None:
         """Measure the decode rate of one stream of each model."""
         copies = self._copies()
-        for model, quant, bar in (("8B", "", 250), ("8B", "q4k", 600), ("27B", "q4k", 200), ("30B-A3B", "q4k", 500)):
+        for model, quant, threshold in (
+            ("8B", "", 250),
+            ("8B", "q4k", 600),
+            ("27B", "q4k", 200),
+            ("30B-A3B", "q4k", 500),
+        ):
             with where_it_fits("stream", model, quant):
-                self._stream(model, quant, bar, copies)
+                self._stream(model, quant, threshold, copies)
 
-    def _stream(self, model: str, quant: str, bar: int, copies: float) -> None:
+    def _stream(self, model: str, quant: str, threshold: int, copies: float) -> None:
         context, steps = (8, 2) if self._tiny else (1024, 256)
         engine = self._engine(model, quant)
         rate = engine.decode(1, context, steps)
         facts = engine.runner.facts
         read = facts.step_bytes + (context + steps // 2) * facts.token_bytes + 2 * facts.state_bytes
-        figures = {"tok_s": rate, "ceiling_tok_s": copies / read, "bar_tok_s": bar, "gb_s": rate * read / 1e9}
+        figures = {
+            "tok_s": rate,
+            "ceiling_tok_s": copies / read,
+            "threshold_tok_s": threshold,
+            "gb_s": rate * read / 1e9,
+        }
         report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
 
     def streams(self) -> None:
         """Measure the total rate of 512 concurrent streams, from the start of prefill to the end of all streams."""
-        for length, bar in ((128, 15_000), (1024, 16_000)):
+        for length, threshold in ((128, 15_000), (1024, 16_000)):
             count, prompt, length = (2, 4, 3) if self._tiny else (512, 128, length)
             engine = self._engine("8B", "", max_sequences=count, max_waiting=count, max_prefill_beside_decode=2048)
             engine.add(count, prompt, length)
             begin = time.perf_counter()
             engine.run()
             seconds = time.perf_counter() - begin
-            report("streams", "8B", "", streams=count, out=length, tok_s=count * length / seconds, bar_tok_s=bar)
+            report(
+                "streams",
+                "8B",
+                "",
+                streams=count,
+                out=length,
+                tok_s=count * length / seconds,
+                threshold_tok_s=threshold,
+            )
 
     def prefill(self) -> None:
         """Measure the prefill rate of a long prompt."""
@@ -305,9 +323,9 @@ class Engine:
         for number in ids:
             known = [(7919 * number + 31 * place) % 200 for place in range(prompt)]
             request = Generate(id=number, prompt=known, max_tokens=tokens, sampling=SamplingParams(temperature=0))
-            refusal = self._scheduler.add(Sequence(request))
-            if refusal is not None:
-                raise SystemExit(refusal.error)
+            rejection = self._scheduler.add(Sequence(request))
+            if rejection is not None:
+                raise SystemExit(rejection.error)
         return ids
 
     def step(self) -> list[Any]:

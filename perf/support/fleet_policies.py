@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
-from helexa.cortex.lifecycle.placement import Cold, load_spec
+from helexa.cortex.lifecycle.placement import ColdPlacement, load_spec
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
 from helexa.cortex.routing.router import route
 from support.fleet_world import Queue, Request, World
@@ -29,7 +29,7 @@ class HelexaPolicy:
         return choice.node if choice else None
 
     def decide(self, world: World) -> None:
-        def start(wanted: QueuedModel, cold: Cold) -> None:
+        def start(wanted: QueuedModel, cold: ColdPlacement) -> None:
             world.start(world.queues[wanted.model], cold)
 
         decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
@@ -40,7 +40,7 @@ class HelexaPolicy:
             world.catalogue,
             world.now,
             settings=self._eviction,
-            reserved=world.book.reserved(),
+            reserved=world.memory.reserved(),
             load_secs=world.history.load_secs,
         )
 
@@ -68,12 +68,12 @@ class LruFifo:
                 return  # later requests must not overtake this request
             world.start(queue, cold)
 
-    def _place(self, world: World, queue: Queue) -> Cold | None:
-        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+    def _place(self, world: World, queue: Queue) -> ColdPlacement | None:
+        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.memory.reserved())
         profile = world.catalogue.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])
-        best: tuple[tuple[bool, bool, int, str], Cold] | None = None
+        best: tuple[tuple[bool, bool, int, str], ColdPlacement] | None = None
         for node in snapshot.view.nodes:
             victims = _oldest_first(snapshot, node, need)
             if victims is None or (node.name, queue.model) in snapshot.view.draining:
@@ -81,7 +81,7 @@ class LruFifo:
             busy = any(snapshot.view.load(node, model) for model in victims)
             rank = (bool(victims), busy, -snapshot.free(node)[0], node.name)
             if best is None or rank < best[0]:
-                best = (rank, Cold(queue.model, node.name, spec, tuple(victims)))
+                best = (rank, ColdPlacement(queue.model, node.name, spec, tuple(victims)))
         return best[1] if best else None
 
 

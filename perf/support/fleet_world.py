@@ -18,8 +18,8 @@ from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.memory import Change, MemoryBook, additional_mb
-from helexa.cortex.lifecycle.placement import Cold
+from helexa.cortex.lifecycle.memory_estimator import MemoryChange, MemoryEstimator, additional_mb
+from helexa.cortex.lifecycle.placement import ColdPlacement
 from support.fleet_traffic import Conversation, Turn
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
@@ -138,7 +138,7 @@ class World:
         self.now = 0.0
         self.catalogue = catalogue
         self.history = History()
-        self.book = MemoryBook()
+        self.memory = MemoryEstimator()
         self.queues: dict[str, Queue] = {}
         self.outcome = Outcome()
         self.fleet = Fleet(
@@ -165,7 +165,7 @@ class World:
         self.outcome.secs = self.now
         return self.outcome
 
-    def start(self, queue: Queue, cold: Cold) -> None:
+    def start(self, queue: Queue, cold: ColdPlacement) -> None:
         """Start the load of a model: drain the models to evict, unload them, then load the model.
 
         Args:
@@ -177,15 +177,17 @@ class World:
         fleet_changes.enter_context(self.fleet.load(cold.node, cold.model))
         for model in cold.evict:
             fleet_changes.enter_context(self.fleet.drain(cold.node, model))
-        change = Change(additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
-        self.book.begin(self.fleet.node(cold.node), change)
-        fleet_changes.callback(self.book.cancel, cold.node, change)
+        change = MemoryChange(
+            additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict])
+        )
+        self.memory.begin(self.fleet.node(cold.node), change)
+        fleet_changes.callback(self.memory.cancel, cold.node, change)
         self._drain(cold, fleet_changes, change)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
-    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: Change) -> None:
+    def _drain(self, cold: ColdPlacement, fleet_changes: ExitStack, change: MemoryChange) -> None:
         if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
             self._at(self.now + TICK_SECS, lambda: self._drain(cold, fleet_changes, change))
             return
@@ -199,7 +201,7 @@ class World:
         secs = LOAD_OVERHEAD_SECS + size / LOAD_MB_PER_SEC
         self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, fleet_changes, secs))
 
-    def _loaded(self, cold: Cold, fleet_changes: ExitStack, secs: float) -> None:
+    def _loaded(self, cold: ColdPlacement, fleet_changes: ExitStack, secs: float) -> None:
         self._instances[cold.node, cold.model] = Instance(self._size(cold.model))
         self.fleet.loaded(cold.node, ModelInfo(id=cold.model), "http://x")
         fleet_changes.close()

@@ -12,16 +12,16 @@ def print_line(**line: object) -> None:
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
-def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
+def print_verdict(row: str, value: float, threshold: str, holds: bool) -> None:
     """Print a JSON line with a result, its threshold, and whether the result meets the threshold.
 
     Args:
         row: name of the result.
         value: the result.
-        bar: the threshold as text, for example `<= 1`.
+        threshold: text, for example `<= 1`.
         holds: whether the result meets the threshold.
     """
-    print_line(verdict=row, value=value, bar=bar, holds=holds)
+    print_line(verdict=row, value=value, threshold=threshold, holds=holds)
 
 
 def run(work: Any) -> None:

@@ -20,7 +20,7 @@ FAULTS = ("kill", *STRUCK)
 
 STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 _ENGINE = "helexa.neuron.engine.process"
 _RANK = "helexa.neuron.engine.rank_process"
 
@@ -72,7 +72,7 @@ class SoakNode:
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
         """Wait until the node has loaded its model."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while True:
                 with suppress(aiohttp.ClientConnectionError):
                     async with session.get(f"{self.url}/models") as response:
@@ -91,7 +91,7 @@ class SoakNode:
             return
         order = self._folder / fault
         order.touch()
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while order.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

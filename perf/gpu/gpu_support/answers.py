@@ -273,8 +273,8 @@ def _add(scheduler: Scheduler, number: int, request: Request) -> None:
         sampling=request.sampling,
         stop_ids=request.stop_ids,
     )
-    if refusal := scheduler.add(Sequence(generate)):
-        raise RuntimeError(refusal.error)
+    if rejection := scheduler.add(Sequence(generate)):
+        raise RuntimeError(rejection.error)
 
 
 @contextmanager

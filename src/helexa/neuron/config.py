@@ -303,5 +303,5 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
 def log_unknown_variables() -> None:
     """Log one line with the names of the `NEURON_` environment variables that match no option and have no effect."""
     variables.log_unknown_variables(
-        NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG)
+        NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=(DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG)
     )

@@ -215,7 +215,7 @@ def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.Mon
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(30)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(accelerators, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(accelerators, "_TIMEOUT_SECONDS", 0.05)
     listed = accelerators.accelerators()
     answers.set()
     for thread in threading.enumerate():

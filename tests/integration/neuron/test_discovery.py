@@ -84,7 +84,7 @@ def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({"NEURON_HARNESS__TORCH__DEVICE": "tpu"}, "NEURON_HARNESS__TORCH__DEVICE"),
         ({"NEURON_DEFAULT_MODELS": '[{model_id = "a/b", quantt = "q4"}]'}, "did you mean 'quant'?"),
@@ -92,8 +92,8 @@ def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
         ({"NEURON_PORT": "0"}, "NEURON_PORT"),
     ],
 )
-def test_configuration_error_names_the_setting(environ: dict[str, str], words: str):
+def test_configuration_error_names_the_setting(environ: dict[str, str], message: str):
     with pytest.raises(ConfigError) as refused:
         read_config(None, environ)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -14,7 +14,7 @@ from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
 from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools, misfit
-from helexa.cortex.lifecycle.placement import Cold, allowed, place
+from helexa.cortex.lifecycle.placement import ColdPlacement, allowed, place
 from helexa.cortex.routing.router import breaker_error, candidates, has_warm, route
 
 
@@ -69,7 +69,7 @@ def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
         decision = place(snapshot, model, snapshot.now)
     except ApiError as error:
         return _Explanation("refuse", str(error), retry_after=error.retry_after)
-    if not isinstance(decision, Cold):
+    if not isinstance(decision, ColdPlacement):
         wait = "" if isinf(decision.until) else f", at most {_secs(decision.until - snapshot.now)}"
         reason = (
             f"waits until {_names(decision.evict)} can be unloaded{wait}" if decision.evict else "waits for its turn"

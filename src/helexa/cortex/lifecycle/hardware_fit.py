@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from helexa.core.catalogue import Profile
 from helexa.core.fleet import Device, Discovery, alike
-from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.memory_estimator import HOST
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.hardware_fit import device_pools, misfit
-from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.memory_estimator import HOST
 
 RECOVERING = ("recovering", "poisoned")
 
@@ -29,7 +29,7 @@ _MAX_REASONS = 3  # in an error message
 
 
 @dataclass(frozen=True)
-class Cold:
+class ColdPlacement:
     """Decision to load a model on a node, or to wait for a load of the model that is already running on the node.
 
     Attributes:
@@ -48,7 +48,7 @@ class Cold:
 
 
 @dataclass(frozen=True)
-class Hold:
+class DelayedPlacement:
     """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
 
     Attributes:
@@ -65,7 +65,9 @@ class Hold:
     until: float
 
 
-def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+def place(
+    snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()
+) -> ColdPlacement | DelayedPlacement:
     """Decide on which node to load a model that no node has loaded, or decide that the load must wait.
 
     Args:
@@ -89,7 +91,7 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
     registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
         if registered:
-            return Cold(model, registered[0].name, _spec(snapshot, registered[0], model))
+            return ColdPlacement(model, registered[0].name, _spec(snapshot, registered[0], model))
         raise _no_candidate_error(snapshot, healthy, model)
     candidates = [
         node for node in registered or loadable if feasible(profile, node) and _is_vacant(snapshot, node, model)
@@ -103,11 +105,11 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
     ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= snapshot.now and node.name not in claimed]
     if ready_plans:
         node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair))
-        return Cold(
+        return ColdPlacement(
             model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
         )
     node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair)))
-    return Hold(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
+    return DelayedPlacement(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
 def allowed(profile: Profile, node: Node) -> bool:
@@ -143,7 +145,7 @@ def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tupl
     return *preference(snapshot, node, plan), node.name
 
 
-def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
+def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ColdPlacement | None:
     """Return the decision to wait for a running load of the model, or None if the model is not loading.
 
     The load was started by this gateway, or is reported by one of the `healthy` nodes.
@@ -154,7 +156,7 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
     fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
-            return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
+            return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
     for node in healthy:
@@ -162,7 +164,7 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
             if snapshot.catalogue.profile(model) is None:
                 raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
             if not _in_back_off(snapshot, node, model):
-                return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
+                return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.kernels import look_at_kernels
@@ -18,19 +18,19 @@ from helexa.neuron.server.access import exposure
 _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
-def examine(settings: NeuronConfig) -> Iterator[Finding]:
+def examine(settings: NeuronConfig) -> Iterator[CheckResult]:
     """Run all checks that `neuron doctor` reports, and yield the result of each check as soon as it is known."""
     device = settings.harness.torch.device
     yield from examine_machine(settings, default_device() if device == "auto" else device)
     models = ", ".join(spec.model_id for spec in settings.default_models)
-    yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")
+    yield CheckResult("models", "fine", f"loaded at start: {models or 'nothing'}")
     yield look_at_port(settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
-        yield Finding("exposure", "note", exposed)
+        yield CheckResult("exposure", "note", exposed)
 
 
-def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Check what models need in order to run on this machine: hardware, kernels, cache folder, model hubs.
+def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[CheckResult]:
+    """Check what models need in order to run on this machine: hardware, kernels, cache folder and model hubs.
 
     The node's port and its access from other machines are not checked.
 
@@ -47,17 +47,17 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
     yield from look_at_hubs(settings)
 
 
-def report(checks: Iterable[Finding], *, as_json: bool) -> bool:
+def report(checks: Iterable[CheckResult], *, as_json: bool) -> bool:
     """Print the findings. Return True if none of them has the level `fault`.
 
     Text lines are printed one by one as the checks finish. JSON is printed after the last check.
     """
-    findings: list[Finding] = []
-    for finding in checks:
-        findings.append(finding)
+    results: list[CheckResult] = []
+    for result in checks:
+        results.append(result)
         if not as_json:
-            print(f"{_MARKS[finding.level]}{finding.text}", flush=True)
-    healthy = all(finding.level != "fault" for finding in findings)
+            print(f"{_MARKS[result.level]}{result.text}", flush=True)
+    healthy = all(result.level != "fault" for result in results)
     if as_json:
-        print(json.dumps({"healthy": healthy, "findings": [finding._asdict() for finding in findings]}, indent=2))
+        print(json.dumps({"healthy": healthy, "findings": [result._asdict() for result in results]}, indent=2))
     return healthy

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from helexa.core.fleet import Discovery, alike
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.hardware.accelerators import device_links
 from helexa.neuron.hardware.device_links import DeviceLink
 from helexa.neuron.hardware.discovery import discover
@@ -13,7 +13,7 @@ from helexa.neuron.lifecycle.rank_check import max_tensor_parallel
 _OWN_DISTANCE = 10  # Linux's distance of a NUMA node to its own memory
 
 
-def look_at_links(device: str, tensor_parallel: int) -> Iterator[Finding]:
+def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
     """Check the connections between devices and between NUMA nodes, and the number of ranks.
 
     Args:
@@ -29,19 +29,19 @@ def look_at_links(device: str, tensor_parallel: int) -> Iterator[Finding]:
         yield describe_cpu_ranks(len(nodes), tensor_parallel)
 
 
-def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[Finding]:
+def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[CheckResult]:
     """Yield which devices are alike, and one finding for each kind of connection between devices."""
     if len(facts.devices) > 1:
         groups = [f"{len(group)} x {group[0].name}" for group in alike(facts.devices)]
-        yield Finding("links", "fine", f"devices that are alike: {', '.join(groups)}")
+        yield CheckResult("links", "fine", f"devices that are alike: {', '.join(groups)}")
     pairs: dict[str, list[str]] = {}
     for link in links:
         pairs.setdefault(_connection(link), []).append(f"cuda:{link.first} and cuda:{link.second}")
     for connection, names in pairs.items():
-        yield Finding("links", "fine", f"{connection}: {', '.join(names)}")
+        yield CheckResult("links", "fine", f"{connection}: {', '.join(names)}")
 
 
-def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[Finding]:
+def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
     """Yield the NUMA nodes with their CPUs, memory and distances, if there are several."""
     if len(nodes) < 2:
         return
@@ -51,30 +51,34 @@ def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[Finding]:
     text = f"NUMA nodes: {sizes}"
     if farthest > 1:
         text += f"; access to the memory of another NUMA node takes up to {farthest:g} times as long"
-    yield Finding("links", "fine", text)
+    yield CheckResult("links", "fine", text)
 
 
-def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> Finding:
+def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
     """Return whether the configured number of ranks suits the number of NUMA nodes."""
     if nodes < 2 and tensor_parallel == 1:
-        return Finding("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
+        return CheckResult("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
     if nodes < 2:
         text = f"tensor_parallel is {tensor_parallel}, but there is one NUMA node: 1 rank is usually faster"
-        return Finding("links", "note", text)
+        return CheckResult("links", "note", text)
     if tensor_parallel == nodes:
-        return Finding("links", "fine", f"models run on {nodes} ranks, one per NUMA node")
+        return CheckResult("links", "fine", f"models run on {nodes} ranks, one per NUMA node")
     text = f"tensor_parallel is {tensor_parallel}; try {nodes}, which is one rank per NUMA node"
-    return Finding("links", "note", text)
+    return CheckResult("links", "note", text)
 
 
-def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[Finding]:
+def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
     """Yield among how many devices a model can be divided, if there are several devices."""
     if len(facts.devices) < 2:
         return
     if most > 1:
-        yield Finding("links", "fine", f"a model can be divided among up to {most} devices (tensor_parallel = {most})")
+        yield CheckResult(
+            "links", "fine", f"a model can be divided among up to {most} devices (tensor_parallel = {most})"
+        )
     else:
-        yield Finding("links", "fine", "each model runs on one device; models cannot be divided among these devices")
+        yield CheckResult(
+            "links", "fine", "each model runs on one device; models cannot be divided among these devices"
+        )
 
 
 def _connection(link: DeviceLink) -> str:

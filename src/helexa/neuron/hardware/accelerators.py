@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 HIDDEN = ("", "-1", "NoDevFiles")
 """Values of `CUDA_VISIBLE_DEVICES` that hide all devices."""
 
-_PATIENCE_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Accelerators:
 def accelerators() -> Accelerators:
     """Return the NVIDIA devices that engines can use. Errors are returned in `unavailable`, not raised.
 
-    If the driver does not respond within `_PATIENCE_SECONDS`, the result has no devices.
+    If the driver does not respond within `_TIMEOUT_SECONDS`, the result has no devices.
     """
     results: list[Accelerators] = []
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
-    thread.join(_PATIENCE_SECONDS)
+    thread.join(_TIMEOUT_SECONDS)
     if not results:
         return Accelerators(
-            unavailable=f"the driver did not respond for {_PATIENCE_SECONDS:g} s; run nvidia-smi, or reboot"
+            unavailable=f"the driver did not respond for {_TIMEOUT_SECONDS:g} s; run nvidia-smi, or reboot"
         )
     return results[0]
 

@@ -16,7 +16,7 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.pipeline.messages import MemoryDenied, StageSetup
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class StageProcesses:
         self._device = default_device() if harness.device == "auto" else harness.device
         self._threads = harness.threads
         limits = harness.context_limit
-        self._memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self._memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
         self._memory_lock = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 

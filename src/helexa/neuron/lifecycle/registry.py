@@ -19,15 +19,15 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks
-from helexa.neuron.lifecycle.recovery import Restarts
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.lifecycle.recovery import RestartLimiter
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.processes import heap
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
@@ -80,7 +80,7 @@ class Registry:
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
-        self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
         """Records how much memory each engine was granted, and how much is free."""
         self._recovery = config.recovery
         self._sources = sources
@@ -111,7 +111,7 @@ class Registry:
             SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed. The
                 message says why.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         source = self._source(spec)
         options = self._options(spec)
         _check_tool_parser(spec.tool_parser)
@@ -167,7 +167,7 @@ class Registry:
             ApiError: code `model_not_found`: the node has no such model. Status 503: the model is loading, recovering,
                 quarantined or being unloaded, or the node is shutting down.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         model_id = bare_id(model_id)
         resident = self._residents.get(model_id)
         if resident is None:
@@ -275,7 +275,7 @@ class Registry:
             spec,
             text,
             launch,
-            Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs),
+            RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
             grammars=self._grammars,
             clock=self._clock,
@@ -290,7 +290,7 @@ class Registry:
         """
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
-        self._refuse_while_draining()
+        self._reject_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Return the result of the task `work`, which loads or unloads `model_id`.
@@ -329,7 +329,7 @@ class Registry:
         check_ranks(options, devices)
         return options
 
-    def _refuse_while_draining(self) -> None:
+    def _reject_while_draining(self) -> None:
         if self._draining:
             raise shutting_down()
 
@@ -348,7 +348,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
-        text.output_format.family = FAMILIES.get(spec.tool_parser)
+        text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
     return text
 
 
@@ -386,6 +386,6 @@ def bare_id(text: str) -> str:
 
 
 def _check_tool_parser(name: str | None) -> None:
-    if name is not None and name != _NO_PARSER and name not in FAMILIES:
-        known = ", ".join([*FAMILIES, _NO_PARSER])
+    if name is not None and name != _NO_PARSER and name not in TOOL_CALL_FORMATS:
+        known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
         raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

@@ -145,7 +145,7 @@ class NodeServer(Listener):
         super().__init__(
             app,
             connection=NodeConnection,
-            limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # `others`: for engines and files
+            limits=ConnectionLimits.within(descriptors, other_descriptors=descriptors // 2),  # for engines and files
             grace_secs=_ENDING_SECONDS,
         )
         self._registry: Registry = app.state.registry

@@ -7,7 +7,7 @@ import pytest
 from helexa.core.catalogue import Profile
 from helexa.core.fleet import Discovery
 from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools, misfit
-from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.memory_estimator import HOST
 
 
 def facts(*gpus: str, ranks: int | None = None) -> Discovery:

@@ -55,7 +55,7 @@ class Runner:
         ops: the kernels with which the model was built.
         request: the memory request of the model, from which the runner takes sizes.
         grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
-        others: the other ranks of the engine, in the process of rank 0; None for an engine of one process.
+        other_ranks: the other ranks of the engine, in the process of rank 0; None for an engine of one process.
 
     Attributes:
         facts: sizes of the model, set after loading.
@@ -71,10 +71,10 @@ class Runner:
         options: EngineOptions,
         request: MemoryRequest,
         grant: MemoryGrant,
-        others: "OtherRanks | None" = None,
+        other_ranks: "OtherRanks | None" = None,
     ) -> None:
         self.device = ops.device
-        self._others = others
+        self._other_ranks = other_ranks
         self.ops = ops
         self.buckets: list[Bucket] = []
         self._model = model
@@ -104,8 +104,8 @@ class Runner:
             step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
             after: handle of the previous step; None if `step` has no negative tokens.
         """
-        if self._others is not None:
-            self._others.run(step)
+        if self._other_ranks is not None:
+            self._other_ranks.run(step)
         last = None if after is None or after.sampled is None else after.sampled.tokens
         logits, sums, scores = self._advance(step, last)
         if step.sampling is None:
@@ -138,14 +138,14 @@ class Runner:
 
         The step writes K and V of all rows to the KV cache.
         """
-        if self._others is not None:
-            self._others.run(step)
+        if self._other_ranks is not None:
+            self._other_ranks.run(step)
         return self._advance(step, None)[0]
 
     def close(self) -> None:
         """End the processes of the other ranks, if any."""
-        if self._others is not None:
-            self._others.close()
+        if self._other_ranks is not None:
+            self._other_ranks.close()
 
     @torch.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -195,8 +195,8 @@ class Runner:
 
     def touch_caches(self) -> None:
         """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""
-        if self._others is not None:
-            self._others.touch_caches()
+        if self._other_ranks is not None:
+            self._other_ranks.touch_caches()
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
@@ -204,8 +204,8 @@ class Runner:
 
     def clear(self, pages: list[int]) -> None:
         """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
-        if self._others is not None:
-            self._others.clear(pages)
+        if self._other_ranks is not None:
+            self._other_ranks.clear(pages)
         for cache in self._by_page():
             cache[pages] = 0
 

@@ -39,4 +39,4 @@ def receive_hidden(channel: Channel, rows: int, width: int) -> Tensor:
 
 
 def _bytes_of(hidden: Tensor) -> memoryview:
-    return memoryview(hidden.view(-1).view(torch.uint8).numpy())
+    return hidden.view(-1).view(torch.uint8).numpy().data

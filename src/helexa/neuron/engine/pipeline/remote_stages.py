@@ -25,8 +25,15 @@ from helexa.neuron.engine.pipeline.messages import (
     ToStage,
 )
 from helexa.neuron.engine.pipeline.model_digest import model_digest
-from helexa.neuron.engine.ranks.messages import ClearPages, RankAllocated, RankLoaded, RankProgress, RunStep, TouchCaches
-from helexa.neuron.engine.ranks.messages import digest_of
+from helexa.neuron.engine.ranks.messages import (
+    ClearPages,
+    RankAllocated,
+    RankLoaded,
+    RankProgress,
+    RunStep,
+    TouchCaches,
+    digest_of,
+)
 from helexa.neuron.engine.ranks.rank_processes import end_engine
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step

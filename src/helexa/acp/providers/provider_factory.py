@@ -5,13 +5,13 @@ Importing this module imports an HTTP client library. The SDKs are imported at f
 
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
+from helexa.acp.providers.api_format import ApiFormat
 from helexa.acp.providers.connection import connect
+from helexa.acp.providers.endpoint_provider import EndpointProvider
 from helexa.acp.providers.openai_chat import OpenAIChat
 from helexa.acp.providers.openai_responses import OpenAIResponses
 from helexa.acp.providers.probe import probe
 from helexa.acp.providers.provider import Provider
-from helexa.acp.providers.wire import Wire
-from helexa.acp.providers.wire_provider import WireProvider
 
 
 async def open_provider(endpoint: Endpoint) -> Provider:
@@ -22,10 +22,10 @@ async def open_provider(endpoint: Endpoint) -> Provider:
     """
     api = endpoint.wire_api if endpoint.wire_api != "auto" else await probe(endpoint)
     connection = await connect(endpoint, "anthropic" if api == "anthropic-messages" else "openai")
-    return WireProvider(endpoint, _wire(api), connection)
+    return EndpointProvider(endpoint, _api_format(api), connection)
 
 
-def _wire(api: WireApi) -> Wire:
+def _api_format(api: WireApi) -> ApiFormat:
     match api:
         case "openai-responses":
             return OpenAIResponses()

@@ -14,7 +14,7 @@ class UnreachableError(OSError):
     """None of a host's addresses responded within the timeout."""
 
 
-def dial(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
+def connect(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
     """Connect to the first address of a host that responds.
 
     This function replaces `socket.create_connection`, which tries the addresses one by one. If a firewall drops the

@@ -6,7 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from clients.stack import MODEL, PATIENCE_SECONDS, Stack, read
+from clients.stack import MODEL, TIMEOUT_SECONDS, Stack, read
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 
@@ -15,7 +15,7 @@ FRANCE: Any = [{"role": "user", "content": "What is the capital of France? Answe
 def claude(stack: Stack) -> Iterator[anthropic.Anthropic]:
     """Anthropic's client without retries, so that tests see every failure."""
     http = anthropic.DefaultHttpxClient(trust_env=False)
-    options: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": PATIENCE_SECONDS}
+    options: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": TIMEOUT_SECONDS}
     with anthropic.Anthropic(base_url=stack.url, http_client=http, **options) as client:
         yield client
 

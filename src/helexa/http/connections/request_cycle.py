@@ -8,14 +8,14 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
-from helexa.http.connections.client_disconnect import HangUp
+from helexa.http.connections.client_disconnect import DisconnectGuard
 from helexa.http.connections.request_head import STATUS_LINES, Framing, Headers
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
 
 INTERIM = "helexa.interim"
-"""Key in the `extensions` of the ASGI scope under which an application finds `Call.send_interim`."""
+"""Key in the `extensions` of the ASGI scope under which an application finds `RequestCycle.send_interim`."""
 
 BODY_SECS = 60.0
 MIN_RATE = 4096.0
@@ -37,8 +37,8 @@ def body_secs(received: int) -> float:
     return BODY_SECS + received / (MIN_RATE + received / MAX_EXTRA_BODY_SECS)
 
 
-class CallTransport(Protocol):
-    """The methods and attributes of a connection that a `Call` uses.
+class CycleTransport(Protocol):
+    """The methods and attributes of a connection that a `RequestCycle` uses.
 
     Attributes:
         address: IP address of the client.
@@ -58,8 +58,8 @@ class CallTransport(Protocol):
         """Notify the connection that the application has received `size` bytes of a request body."""
         ...
 
-    def response_done(self, call: "Call") -> None:
-        """Notify the connection that the response of `call` is complete."""
+    def response_done(self, cycle: "RequestCycle") -> None:
+        """Notify the connection that the response of `cycle` is complete."""
         ...
 
     def end(self) -> None:
@@ -67,7 +67,7 @@ class CallTransport(Protocol):
         ...
 
 
-class Call:
+class RequestCycle:
     """One request: buffers its body for the application, and sends the application's response.
 
     A response of unknown length is sent with chunked encoding. HTTP/1.0 does not have this encoding. A client with
@@ -79,7 +79,7 @@ class Call:
 
     Attributes:
         keep_alive: True if the connection stays open for another request.
-        hang_up: state that tells whether the client has disconnected.
+        disconnect: state that tells whether the client has disconnected.
         started: True once the response's head has been sent.
         complete: True once the whole response has been sent.
     """
@@ -101,15 +101,15 @@ class Call:
         "_transport",
         "_waited",
         "complete",
-        "hang_up",
+        "disconnect",
         "keep_alive",
         "started",
     )
 
     def __init__(
         self,
-        transport: CallTransport,
-        hang_up: HangUp,
+        transport: CycleTransport,
+        disconnect: DisconnectGuard,
         framing: Framing,
         *,
         is_head: bool,
@@ -122,7 +122,7 @@ class Call:
         self._is_head = is_head
         self._speaks_1_1 = speaks_1_1
         self.keep_alive = keep_alive
-        self.hang_up = hang_up
+        self.disconnect = disconnect
         self.started = False
         self.complete = False
         self._chunks: list[bytes] = []
@@ -163,7 +163,7 @@ class Call:
 
     def client_gone(self) -> None:
         """Record that the client has disconnected, and cancel work that the application has marked as cancelable."""
-        self.hang_up.mark_gone()
+        self.disconnect.mark_gone()
         self._wake_receiver()
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
@@ -173,7 +173,7 @@ class Call:
         connection.
         """
         tasks = self._transport.service.tasks
-        task = self.hang_up.task
+        task = self.disconnect.task
         error: ApiError | None = None
         try:
             await app(scope, self.receive, self.send)
@@ -187,7 +187,7 @@ class Call:
             if self._reserved:
                 self._transport.service.bodies.release(self._transport.address, self._reserved)
                 self._reserved = 0
-        if not self.complete and not self.hang_up.gone:
+        if not self.complete and not self.disconnect.gone:
             self._break_off(error or internal_error())
 
     async def receive(self) -> Message:
@@ -205,15 +205,15 @@ class Call:
         """
         if (size := self._length or self._received) > self._reserved:
             self._reserve(size)
-        if self._expects and not self.hang_up.gone:
+        if self._expects and not self.disconnect.gone:
             self._expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self._has_event or self.complete or self.hang_up.gone):
+        while not (self._has_event or self.complete or self.disconnect.gone):
             if self._event is None:
                 self._event = asyncio.Event()
             self._event.clear()
             await self._wait(self._event)
-        if self.complete or self.hang_up.gone:
+        if self.complete or self.disconnect.gone:
             return {"type": "http.disconnect"}
         self._has_event = False
         if self._received > self._reserved:
@@ -231,7 +231,7 @@ class Call:
         """
         if self._transport.writable is not None:
             await self._transport.writable.wait()
-        if self.hang_up.gone:
+        if self.disconnect.gone:
             return
         kind = message["type"]
         if kind == "http.response.body" and self.started and not self.complete:
@@ -250,7 +250,7 @@ class Call:
             True if the caller may send another interim response later. False if the response has begun, the client has
                 disconnected, or the client does not support HTTP/1.1.
         """
-        if self.started or self.hang_up.gone or not self._speaks_1_1:
+        if self.started or self.disconnect.gone or not self._speaks_1_1:
             return False
         if not self._expects and self._transport.writable is None:
             self._transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")

@@ -1,6 +1,6 @@
 """Generate greedy tokens with transformers in float32, as an oracle of `agreement.py`.
 
-usage: PYTHON perf/oracle_transformers.py FOLDER STEPS < prompts.json
+usage: PYTHON perf/peers/oracle_transformers.py FOLDER STEPS < prompts.json
 
 PYTHON is a Python interpreter with transformers. FOLDER contains `config.json` and safetensors files. Input and output
 have the format of `oracle_llama_cpp.py`. If FOLDER contains no tokenizer, a prompt is the beginning-of-sequence id and

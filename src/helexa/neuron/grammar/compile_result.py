@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CompileResult(msgspec.Struct, frozen=True):
     """Result of compiling one grammar.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from helexa.bench.dialects.dialect import mapping, text
+from helexa.bench.api_formats.api_format import mapping, text
 
 _STATUSES = (400, 422)
 _REJECTION = re.compile(

@@ -1,6 +1,6 @@
 """Generate greedy tokens with llama.cpp (through xllamacpp), as an oracle of `agreement.py`.
 
-usage: PYTHON perf/oracle_llama_cpp.py MODEL STEPS < prompts.json
+usage: PYTHON perf/peers/oracle_llama_cpp.py MODEL STEPS < prompts.json
 
 PYTHON is a Python interpreter with xllamacpp; no other package is needed. MODEL is a GGUF file. Standard input is a
 JSON list of texts. The script prints a JSON line for each text, with these keys:

@@ -31,7 +31,7 @@ class Reader(Protocol):
         ...
 
 
-class Wire(Protocol):
+class ApiFormat(Protocol):
     """One API format, such as OpenAI chat completions: its paths, request bodies and streamed responses.
 
     Attributes:

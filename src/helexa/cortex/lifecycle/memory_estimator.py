@@ -38,7 +38,7 @@ def reading(node: Node) -> dict[int, int] | None:
 
 
 @dataclass(eq=False)
-class Change:
+class MemoryChange:
     """Change of a node's memory use by one load or unload.
 
     Attributes:
@@ -76,10 +76,10 @@ class _NodeChanges:
 
     initial: Megabytes | None
     latest: Megabytes | None
-    changes: list[Change] = field(default_factory=list[Change])
+    changes: list[MemoryChange] = field(default_factory=list[MemoryChange])
 
 
-class MemoryBook:
+class MemoryEstimator:
     """Estimates the free memory of nodes that have running or recent loads or unloads.
 
     During a load or unload, the free memory that a node reports (its reading) includes an unknown part of the change.
@@ -95,12 +95,12 @@ class MemoryBook:
     def __init__(self) -> None:
         self._by_node: dict[str, _NodeChanges] = {}
 
-    def begin(self, node: Node, change: Change) -> None:
+    def begin(self, node: Node, change: MemoryChange) -> None:
         """Begin to track a change of a node's memory."""
         free_mb = reading(node)
         self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
-    def cancel(self, node: str, change: Change) -> None:
+    def cancel(self, node: str, change: MemoryChange) -> None:
         """Remove a tracked change, because its load or unload does not take place."""
         node_changes = self._by_node.get(node)
         if node_changes is not None and change in node_changes.changes:
@@ -139,16 +139,18 @@ class MemoryBook:
         }
 
 
-def _expected(initial: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
+def _expected(initial: Megabytes, latest: Megabytes, changes: list[MemoryChange]) -> Megabytes:
     used_mb = _sum(changes)
-    freed_mb = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
+    freed_mb = _sum(
+        MemoryChange({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes
+    )
     return {
         index: min(free_mb - used_mb.get(index, 0), latest.get(index, 0) - freed_mb.get(index, 0))
         for index, free_mb in initial.items()
     }
 
 
-def _sum(changes: Iterable[Change]) -> Megabytes:
+def _sum(changes: Iterable[MemoryChange]) -> Megabytes:
     total: dict[int, int] = {}
     for change in changes:
         for index, megabytes in change.megabytes.items():

@@ -26,7 +26,7 @@ class _Holding:
         allocated: bytes of GPU memory that the engine holds, as it has reported.
         settled: whether a GPU engine has finished loading; all granted memory then counts as allocated.
         missing: granted bytes that the engine had not allocated and that were not free at the last call of
-            `MemoryBook.observe`.
+            `MemoryGrants.observe`.
     """
 
     device: str
@@ -38,14 +38,14 @@ class _Holding:
     missing: int = 0
 
 
-class MemoryBook:
+class MemoryGrants:
     """Grants memory to engines. A grant ends when the engine's process ends.
 
-    Engines allocate their granted memory gradually. Until then, the machine reports this memory as free. The book
+    Engines allocate their granted memory gradually. Until then, the machine reports this memory as free. This class
     therefore subtracts the granted bytes that are not allocated yet from the free memory before the next grant. How it
     finds the allocated bytes depends on the device:
 
-    * CPU: the book reads the size of the engine's process.
+    * CPU: this class reads the size of the engine's process.
     * GPU: the engine reports its GPU memory during loading (see `record_allocated`), because the server cannot read it.
       When loading has ended (see `settle`), the whole grant counts as allocated. If steps allocate more than the grant,
       the memory in reserve covers the difference.

@@ -1,6 +1,6 @@
 """Measure OpenVINO GenAI with continuous batching on the benchmark rows of `engine.py`, as JSON lines.
 
-usage: PYTHON perf/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
+usage: PYTHON perf/peers/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
 PYTHON is a Python interpreter with openvino-genai; no other package is needed. MODEL is a GGUF file. The script uses
 the default settings of OpenVINO GenAI, but without its prefix cache. The library generates an answer in one call. The
@@ -8,11 +8,15 @@ time of a decode row is therefore the time of 1 + 64 tokens minus the time of on
 and length.
 """
 
+import sys
 import time
+from pathlib import Path
 
 import numpy
 import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+
+sys.path.append(str(Path(__file__).parents[1]))
 from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 CACHE_GIB = 1

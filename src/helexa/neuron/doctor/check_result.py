@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 Level = Literal["fine", "note", "fault"]
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of one check of `neuron doctor`.
 
     Attributes:

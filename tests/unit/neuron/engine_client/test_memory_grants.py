@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.host_memory import own_bytes
 from neuron.memory_requests import MIB, needs
 
@@ -24,13 +24,13 @@ class Machine:
         self.free = free_mb * MIB
         self.held: dict[int, int] = {}
         self.generation: dict[int, float] = {}
-        self.book = MemoryBook(reserve_mb * MIB, private_bytes=self.held.get, started_at=self.generation.get)
+        self.grants = MemoryGrants(reserve_mb * MIB, private_bytes=self.held.get, started_at=self.generation.get)
 
     def start(self, pid: int, **fields: object) -> MemoryGrant:
         self.generation[pid] = self.generation.get(pid, 0.0) + 1
         self.held[pid] = 100 * MIB
         self.free -= 100 * MIB
-        return self.book.grant(pid, needs(free=self.free, held=100 * MIB, **fields))
+        return self.grants.grant(pid, needs(free=self.free, held=100 * MIB, **fields))
 
     def take(self, pid: int, mb: int) -> None:
         self.held[pid] += mb * MIB
@@ -116,7 +116,7 @@ def test_settled_gpu_engine_holds_its_whole_grant() -> None:
     machine.held[1] += MOST  # host memory, through which the weights are copied
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")
-    machine.book.settle(1)
+    machine.grants.settle(1)
     machine.start(2, device="cuda:0")
 
 
@@ -126,7 +126,7 @@ def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
     machine.free -= 1000 * MIB
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")
-    machine.book.record_allocated(1, 1000 * MIB)
+    machine.grants.record_allocated(1, 1000 * MIB)
     granted = machine.start(2, device="cuda:0")
     assert granted.total <= machine.free - (promised - 1000 * MIB)
 
@@ -134,13 +134,13 @@ def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
 def test_second_request_keeps_the_reported_gpu_memory() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
-    machine.book.record_allocated(1, 1100 * MIB)
+    machine.grants.record_allocated(1, 1100 * MIB)
     machine.free -= 1100 * MIB
     second_request = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
-    promised = machine.book.grant(1, second_request).total
+    promised = machine.grants.grant(1, second_request).total
     second = machine.start(2, device="cuda:0", weights=700 * MIB)
     assert second.total + promised - 1100 * MIB <= machine.free + 100 * MIB
-    machine.book.record_allocated(99, 5)  # unknown process: ignored
+    machine.grants.record_allocated(99, 5)  # unknown process: ignored
 
 
 def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
@@ -148,15 +148,15 @@ def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
     promised = machine.start(1).total
     machine.take(1, 1300)
     outstanding = promised - 1300 * MIB
-    machine.book.observe(machine.free)
-    assert machine.book.missing(1) == 0
-    machine.book.observe(outstanding - 7 * MIB)  # another process has taken 7 MiB
-    assert machine.book.missing(1) == 7 * MIB
-    machine.book.observe(outstanding)
-    assert machine.book.missing(1) == 0
-    assert machine.book.missing(99) == 0
-    machine.book.observe(0)
-    assert machine.book.missing(1) == outstanding
+    machine.grants.observe(machine.free)
+    assert machine.grants.missing(1) == 0
+    machine.grants.observe(outstanding - 7 * MIB)  # another process has taken 7 MiB
+    assert machine.grants.missing(1) == 7 * MIB
+    machine.grants.observe(outstanding)
+    assert machine.grants.missing(1) == 0
+    assert machine.grants.missing(99) == 0
+    machine.grants.observe(0)
+    assert machine.grants.missing(1) == outstanding
 
 
 def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
@@ -166,19 +166,19 @@ def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
     machine.start(3, device="cuda:0")
     machine.take(1, MOST // MIB - 100)
     machine.take(2, MOST // MIB - 300)
-    machine.book.observe(400 * MIB)
-    assert [machine.book.missing(pid) for pid in (1, 2, 3)] == [0, 0, 0]
-    machine.book.observe(200 * MIB)
-    assert [machine.book.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
+    machine.grants.observe(400 * MIB)
+    assert [machine.grants.missing(pid) for pid in (1, 2, 3)] == [0, 0, 0]
+    machine.grants.observe(200 * MIB)
+    assert [machine.grants.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
 
 
 def test_change_of_the_system_clock_ends_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, me = MemoryBook(), os.getpid()
-    book.grant(me, needs(held=own_bytes(me)))
+    grants, me = MemoryGrants(), os.getpid()
+    grants.grant(me, needs(held=own_bytes(me)))
     if hasattr(psutil, "_pslinux"):  # on other systems, psutil does not use the boot time
         monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: 0.0)
-    book.observe(0)
-    assert book.missing(me) > 0
+    grants.observe(0)
+    assert grants.missing(me) > 0
 
 
 def test_grant_follows_the_memory_of_a_real_process() -> None:
@@ -187,17 +187,17 @@ def test_grant_follows_the_memory_of_a_real_process() -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdout.readline()
-    book = MemoryBook()
+    grants = MemoryGrants()
     request = needs(free=3000 * MIB, weights=0, step=0, loading=0)
     allocated = own_bytes(child.pid)
     assert allocated is not None
     assert 64 * MIB < allocated < 120 * MIB
-    promised = book.grant(child.pid, request).total
-    book.observe(1)
-    assert book.missing(child.pid) == pytest.approx(promised - allocated, abs=MIB)
+    promised = grants.grant(child.pid, request).total
+    grants.observe(1)
+    assert grants.missing(child.pid) == pytest.approx(promised - allocated, abs=MIB)
     child.stdin.close()
     child.wait()
     child.stdout.close()
-    book.observe(1)
-    assert book.missing(child.pid) == 0
+    grants.observe(1)
+    assert grants.missing(child.pid) == 0
     assert own_bytes(child.pid) is None

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
-from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
-from helexa.bench.dialects.rejected import Substitutes
+from helexa.bench.api_formats.api_format import Answer, StreamError, error_text, mapping, number, seconds, text
+from helexa.bench.api_formats.rejected_parameters import Substitutes
 from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import DeltaKind
 from helexa.core.sse import ServerSentEvent
@@ -49,15 +49,15 @@ class AnthropicMessages:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add the content of a stream event to `answer`, as specified by `Dialect.take`."""
+        """Add the content of a stream event to `answer`, as specified by `ApiFormat.take`."""
         try:
             payload = orjson.loads(event.data)
         except ValueError:
-            raise StreamFault("an event of the stream is not JSON") from None
+            raise StreamError("an event of the stream is not JSON") from None
         payload = mapping(payload)
         match payload.get("type"):
             case "error":
-                raise StreamFault(fault_text(payload.get("error")))
+                raise StreamError(error_text(payload.get("error")))
             case "message_start":
                 _take_usage(mapping(mapping(payload.get("message")).get("usage")), answer)
             case "content_block_start":

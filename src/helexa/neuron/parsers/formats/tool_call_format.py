@@ -6,7 +6,7 @@ from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
 
 
-class Family(Protocol):
+class ToolCallFormat(Protocol):
     """Parser of a tool-call format. Usually, a family of models uses the same format."""
 
     @property

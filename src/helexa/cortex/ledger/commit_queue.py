@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from helexa.core.errors import ApiError, service_unavailable
-from helexa.cortex.ledger.reservation import Closing, PendingClaim
+from helexa.cortex.ledger.reservation import Closing, PendingReservation
 
 
-class Waiting:
+class CommitQueue:
     """Queues of reservations, settlements and `flush` calls that wait for the ledger's next batch.
 
     A batch is one transaction that writes the gathered changes to the database.
@@ -22,7 +22,7 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self.reservations: deque[PendingClaim] = deque()
+        self.reservations: deque[PendingReservation] = deque()
         self.closings: list[Closing] = []
         self.closed: list[Closing] = []
         self.flushes: list[asyncio.Future[None]] = []
@@ -43,9 +43,9 @@ class Waiting:
                 flush.set_result(None)
         self.flushes = [flush for flush in self.flushes if not flush.done()]
 
-    def refuse(self) -> None:
+    def reject(self) -> None:
         """Reject and remove all waiting reservations because the database does not answer."""
-        refuse(self.reservations)
+        reject(self.reservations)
         self.reservations.clear()
 
     def finish(self) -> None:
@@ -58,10 +58,10 @@ def unavailable() -> ApiError:
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 
-def refuse(reservations: Iterable[PendingClaim]) -> None:
+def reject(reservations: Iterable[PendingReservation]) -> None:
     """Reject reservations because the database does not answer."""
     for request in reservations:
-        request.refuse(unavailable())
+        request.reject(unavailable())
 
 
 def finish(closings: Iterable[Closing]) -> None:

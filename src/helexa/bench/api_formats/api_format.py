@@ -9,7 +9,7 @@ from helexa.bench.measurement.request_record import DeltaKind, ToolCall
 from helexa.core.sse import ServerSentEvent
 
 
-class StreamFault(Exception):
+class StreamError(Exception):
     """The streamed response contains an error or invalid data, or ended early."""
 
 
@@ -54,7 +54,7 @@ class Answer:
         return bool(name or arguments)
 
 
-class Dialect(Protocol):
+class ApiFormat(Protocol):
     """Interface of an API format: builds request bodies and parses streamed responses.
 
     Attributes:
@@ -86,7 +86,7 @@ class Dialect(Protocol):
             The kind of the event's content, or None if it has no content.
 
         Raises:
-            StreamFault: the event reports an error or is invalid.
+            StreamError: the event reports an error or is invalid.
         """
         ...
 
@@ -113,6 +113,6 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
-def fault_text(error: object) -> str:
+def error_text(error: object) -> str:
     """Return the message of an error object from a stream, at most 500 characters."""
     return (text(error) or text(mapping(error).get("message")) or "the stream carries an error")[:500]

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 @dataclass(frozen=True)
-class Offer:
+class CallableTool:
     """A tool that the grammar allows the model to call.
 
     Attributes:

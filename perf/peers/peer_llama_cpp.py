@@ -1,16 +1,19 @@
 """Measure llama.cpp on the benchmark rows of `engine.py`, through llama-cpp-python, as JSON lines.
 
-usage: PYTHON perf/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
+usage: PYTHON perf/peers/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
 PYTHON is a Python interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses
 llama.cpp's default settings, except for the context size and a KV cache that all sequences share. The measured time
 contains only calls of `llama_decode` with given tokens, without a sampler, which is an advantage for llama.cpp.
 """
 
+import sys
 import time
 from pathlib import Path
 
 import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+
+sys.path.append(str(Path(__file__).parents[1]))
 from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 BATCH = 512

@@ -52,7 +52,7 @@ class _KeyUsage:
         self.tokens.drain(principal.tokens_per_minute, elapsed_secs)
 
 
-class Pass:
+class RateLimitPermit:
     """Context manager for one admitted request, which counts against the rate limits of its key.
 
     The request counts as running until `answered` is called or the `with` block ends. If the key has no limits, the
@@ -121,12 +121,12 @@ class Pass:
             usage.tokens.used = max(0.0, usage.tokens.used + self._actual - self._reserved)
 
 
-class Limits:
+class RateLimiter:
     """Admits requests within the rate limits of their keys, in two steps:
 
     1. `enter` is called before the request body is read. It checks the number of concurrent requests and the requests
        per minute. An admitted request counts against both limits, even if it is rejected later.
-    2. `Pass.hold_tokens` is called after the request body is parsed. It checks the tokens per minute.
+    2. `RateLimitPermit.hold_tokens` is called after the request body is parsed. It checks the tokens per minute.
 
     A limit of N per minute is a leaky bucket: it allows a burst of N requests at the same time, and N requests per
     minute after the burst. Only keys with a limit and recent requests have an entry in memory.
@@ -141,14 +141,14 @@ class Limits:
         """Return the number of keys whose usage is in memory."""
         return len(self._usage_by_key)
 
-    def enter(self, principal: Principal | None) -> Pass:
-        """Admit one request and return its `Pass`, a context manager during which the request counts as running.
+    def enter(self, principal: Principal | None) -> RateLimitPermit:
+        """Admit one request and return its `RateLimitPermit`. The request counts as running until the permit ends.
 
         Raises:
             ApiError: 429 if a limit is exceeded, with the seconds after which the request would be admitted.
         """
         if principal is None or _unlimited(principal):
-            return Pass(self._clock)
+            return RateLimitPermit(self._clock)
         usage = self._usage(principal)
         if principal.concurrency is not None and usage.running >= principal.concurrency:
             raise _limit_error(f"{principal.concurrency} requests at a time", 1.0)
@@ -156,7 +156,7 @@ class Limits:
             raise _limit_error(f"{principal.requests_per_minute} requests a minute", wait)
         usage.running += 1
         usage.requests.used += 1
-        return Pass(self._clock, principal, usage)
+        return RateLimitPermit(self._clock, principal, usage)
 
     def _usage(self, principal: Principal) -> _KeyUsage:
         now = self._clock()

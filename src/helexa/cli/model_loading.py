@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from helexa.cli.download_bar import DownloadBar
 from helexa.cli.failure import CommandError, exit_code
-from helexa.cli.flags import Where
+from helexa.cli.flags import TargetFlags
 from helexa.cli.gateway import Gateway
 from helexa.cli.model_choice import choose_model
 from helexa.cli.terminal import note, printable
@@ -16,13 +16,13 @@ from helexa.generation.target import Target
 from helexa.generation.targets import DEFAULT_MODEL
 
 
-def opened(
-    where: Where, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
+def load_model(
+    target_flags: TargetFlags, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
 ) -> tuple[Model, Target]:
     """Load a model, and return it with the server or private engine that runs it.
 
     Args:
-        where: command line options that select the server or private engine.
+        target_flags: command line options that select the server or private engine.
         name: model name, or None for the default model.
         checked: whether to reject a name that the server does not list. If False, the name is sent to the server,
             which may also accept names that it does not list.
@@ -33,33 +33,33 @@ def opened(
         HelexaError: the model could not be downloaded or loaded. If the name is misspelled, the message suggests a
             known name.
     """
-    place = where.place(name)
-    if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
-        gateway = Gateway.from_environment(place.url)
-        place = replace(place, model=choose_model(gateway, place.wanted_model, quiet=quiet))
+    location = target_flags.location(name)
+    if location.url is not None and not location.is_private and (checked or location.wanted_model is None):
+        gateway = Gateway.from_environment(location.url)
+        location = replace(location, model=choose_model(gateway, location.wanted_model, quiet=quiet))
     if verbose:
-        _tell_all()
-    model = Model(place)
+        _log_to_stderr()
+    model = Model(location)
     try:
-        with DownloadBar(place.wanted_model or DEFAULT_MODEL, quiet=quiet) as bar:
+        with DownloadBar(location.wanted_model or DEFAULT_MODEL, quiet=quiet) as bar:
             target = model.open(bar.show)
     except SourceError as error:
-        raise with_hint(error, place.wanted_model or "") from error
+        raise with_hint(error, location.wanted_model or "") from error
     if verbose:
         note(printable(f"{target.model}: {target.name}"))
     return model, target
 
 
-class _Notes(logging.Handler):
+class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         note(printable(record.getMessage()))
 
 
-def _tell_all() -> None:
+def _log_to_stderr() -> None:
     """Set up logging so that the library's log messages of level INFO and above are printed on stderr."""
     log = logging.getLogger("helexa.generation")
     log.setLevel(logging.INFO)
-    log.handlers = [_Notes()]
+    log.handlers = [_StderrHandler()]
     log.propagate = False
 
 

@@ -84,7 +84,7 @@ def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
         return Call(message, text.started, tool, failure=f"ERROR: {error}")
 
 
-class Calls:
+class ToolCallRunner:
     """Runs the tool calls of one model response.
 
     Attributes:

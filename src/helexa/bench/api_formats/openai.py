@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
-from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
-from helexa.bench.dialects.rejected import Substitutes
+from helexa.bench.api_formats.api_format import Answer, StreamError, error_text, mapping, number, seconds, text
+from helexa.bench.api_formats.rejected_parameters import Substitutes
 from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import DeltaKind
 from helexa.core.sse import ServerSentEvent
@@ -64,18 +64,18 @@ class OpenAIChat:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add the content of a stream event to `answer`, as specified by `Dialect.take`."""
+        """Add the content of a stream event to `answer`, as specified by `ApiFormat.take`."""
         if event.data.strip() == "[DONE]":
             answer.ended = True
             return None
         try:
             chunk = orjson.loads(event.data)
         except ValueError:
-            raise StreamFault("an event of the stream is not JSON") from None
+            raise StreamError("an event of the stream is not JSON") from None
         if not isinstance(chunk, dict):
-            raise StreamFault("an event of the stream is no object")
+            raise StreamError("an event of the stream is no object")
         if event.event == "error" or chunk.get("error"):
-            raise StreamFault(fault_text(chunk.get("error") or chunk))
+            raise StreamError(error_text(chunk.get("error") or chunk))
         choices = chunk.get("choices")
         choice = mapping(choices[0]) if isinstance(choices, list) and choices else {}
         answer.finish_reason = text(choice.get("finish_reason")) or answer.finish_reason

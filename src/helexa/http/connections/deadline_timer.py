@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 
-class Alarm:
+class DeadlineTimer:
     """Calls a function when a deadline is reached. Until then, the deadline can be changed or removed.
 
-    If the deadline is postponed, the alarm keeps its current timer in the event loop. When that timer fires too early,
-    the alarm starts a new timer. A new timer at each change of the deadline would be more expensive.
+    If the deadline is postponed, the object keeps its current timer in the event loop. When that timer fires too early,
+    the object starts a new timer. A new timer at each change of the deadline would be more expensive.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Alarm:
         self._deadline = None
 
     def stop(self) -> None:
-        """Disable the alarm permanently, and release the reference to the function."""
+        """Disable the object permanently, and release the reference to the function."""
         self._deadline = self._callback = None
         self._cancel()
 

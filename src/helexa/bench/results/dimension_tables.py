@@ -11,7 +11,7 @@ from helexa.bench.store.rows import BuildRow, HostRow, ModelRow, ScenarioRow, Ta
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class DimensionTables:
     """All targets, hosts, builds, models and scenarios of the database by row id.
 
     Attributes:
@@ -26,7 +26,7 @@ class Names:
     labels: dict[int, str]
 
     @classmethod
-    def read(cls, reader: Reader) -> "Names":
+    def read(cls, reader: Reader) -> "DimensionTables":
         """Read all rows from the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(

@@ -4,17 +4,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from helexa.acp.config import Endpoint
+from helexa.acp.providers.api_format import ApiFormat, Json
 from helexa.acp.providers.connection import Connection
 from helexa.acp.providers.model_list import model_cards
 from helexa.acp.providers.provider import End, ModelCard, ModelEvent, ModelRequest, ProviderError
 from helexa.acp.providers.rejection import rejects, rejects_tools
-from helexa.acp.providers.wire import Json, Wire
 from helexa.acp.providers.written_calls import MarkerReader, with_written_calls
 
 _TOOLS = "tools"
 
 
-class WireProvider:
+class EndpointProvider:
     """The client of one endpoint (a `Provider`), built from an API format and a connection.
 
     Some compatible servers reject optional keys of the request body. If an error names such a key, the client repeats
@@ -22,9 +22,9 @@ class WireProvider:
     system prompt asks the model to write tool calls as text.
     """
 
-    def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:
+    def __init__(self, endpoint: Endpoint, api_format: ApiFormat, connection: Connection) -> None:
         self.endpoint = endpoint
-        self._wire = wire
+        self._api_format = api_format
         self._connection = connection
         self._rejected_keys: dict[tuple[str, str], frozenset[str]] = {}  # rejected keys by model and thought level
 
@@ -34,7 +34,7 @@ class WireProvider:
         while True:
             rejected = self._rejected_keys.get(key, frozenset())
             calls_in_text = bool(request.tools) and (self.endpoint.tool_calls == "text" or _TOOLS in rejected)
-            body = self._wire.body(
+            body = self._api_format.body(
                 with_written_calls(request) if calls_in_text else request, self.endpoint.name, rejected
             )
             begun = False
@@ -52,7 +52,7 @@ class WireProvider:
 
     async def models(self) -> list[ModelCard]:
         """Request and return the list of the endpoint's models; see `Provider`."""
-        body = await self._connection.get(self._wire.models_path)
+        body = await self._connection.get(self._api_format.models_path)
         try:
             return model_cards(body)
         except ValueError:
@@ -63,12 +63,14 @@ class WireProvider:
         await self._connection.close()
 
     async def _stream(self, request: ModelRequest, body: Json, calls_in_text: bool) -> AsyncGenerator[ModelEvent, None]:
-        reader = self._wire.reader(request, self.endpoint.name)
+        reader = self._api_format.reader(request, self.endpoint.name)
         marker_reader = (
-            MarkerReader(request, calls_requested=calls_in_text) if calls_in_text or self._wire.leaks_markers else None
+            MarkerReader(request, calls_requested=calls_in_text)
+            if calls_in_text or self._api_format.leaks_markers
+            else None
         )
         ended = False
-        stream = self._connection.events(self._wire.path, body, self._wire.headers(request))
+        stream = self._connection.events(self._api_format.path, body, self._api_format.headers(request))
         async with aclosing(stream) as events:
             async for event in events:
                 for model_event in reader.feed(event):
@@ -89,4 +91,4 @@ class WireProvider:
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
         if _TOOLS in present and self.endpoint.tool_calls == "auto" and rejects_tools(error):
             return _TOOLS
-        return next((key for key in self._wire.optional if key in present and rejects(error, key)), None)
+        return next((key for key in self._api_format.optional if key in present and rejects(error, key)), None)

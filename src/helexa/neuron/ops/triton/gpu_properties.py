@@ -6,7 +6,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuProperties:
     """Properties of one GPU.
 
     Attributes:
@@ -25,7 +25,7 @@ class Card:
         return self.capability >= (8, 0)
 
     @classmethod
-    def from_device(cls, device: torch.device) -> "Card":
+    def from_device(cls, device: torch.device) -> "GpuProperties":
         """Return the properties of a CUDA device. For a CPU with Triton's interpreter, return those of a small GPU."""
         if device.type != "cuda":
             return cls((8, 6), 99 << 10, 2)
