@@ -218,6 +218,7 @@ class ModelSpec(Record):
     source: str | None = None
     quant: str | None = None
     tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     devices: list[int] | None = None
     tool_parser: str | None = None
 

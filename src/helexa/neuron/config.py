@@ -152,6 +152,8 @@ class TorchConfig(Section):
             Default: 128, or 2048 on a CUDA device. The engine uses fewer tokens if such a step would take too long.
         tensor_parallel: default number of processes (ranks) that compute a model together. A load request may set
             another number. Only CPUs support more than one rank.
+        pipeline_parallel: default number of hosts of the group that compute a model together. A load request may set
+            another number. Default: all hosts.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -176,6 +178,7 @@ class TorchConfig(Section):
     graphs: bool = True
     overlap: bool | None = None
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
+    pipeline_parallel: int | None = Field(default=None, ge=1)
     step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
@@ -185,6 +188,7 @@ class TorchConfig(Section):
         step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
         defaults = {
             "device": device,
+            "pipeline_parallel": self.pipeline_parallel or 1,
             "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
             "max_prefill_beside_decode": (
                 prefill_beside_decode if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode

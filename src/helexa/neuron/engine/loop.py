@@ -67,7 +67,7 @@ class Engine:
         self._selector.register(connection, selectors.EVENT_READ)
         self._selector.register(self._grammars, selectors.EVENT_READ)
         overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
-        overlap = overlap and options.tensor_parallel == 1  # other ranks do not have the tokens of a step in flight
+        overlap = overlap and runner.computes_alone  # other processes do not have the tokens of a step in flight
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:

@@ -52,7 +52,7 @@ def _run(connection: socket.socket) -> None:
     cpu_binding.bind(request.options, rank=0)
     model = Path(request.model)
     mark_used(model)
-    runner = load_reporting(connection, model, request.options)
+    runner = load_reporting(connection, model, request.options, request.group)
     if runner is not None:
         gc.collect()
         gc.freeze()  # a model has many objects, which the collector would scan during steps

@@ -19,8 +19,8 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.loading.build import load_rank
 from helexa.neuron.engine.loading.device import threads_of_rank
-from helexa.neuron.engine.loading.load import load_rank
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (

@@ -138,9 +138,9 @@ class Child:
                 return
             text = line.decode(errors="replace").strip()
             if text:
-                self._last_line = text
                 level, _, message = text.partition(" ")  # the level in the engine's log format
                 level_number = logging.getLevelNamesMapping().get(level)
+                self._last_line = message.partition(": ")[2] or message if level_number else text
                 log.log(level_number or logging.INFO, "engine %d: %s", self.pid, message if level_number else text)
 
 

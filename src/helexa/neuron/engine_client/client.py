@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
+from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import (
     Cancel,
@@ -20,6 +20,7 @@ from helexa.neuron.engine.ipc.messages import (
     EngineOptions,
     FromEngine,
     Generate,
+    HostGroup,
     Load,
     LoadFailed,
     MemoryRequest,
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 OVERLOADED = "overloaded"
 """Prefix of `TokenOutput.error` if the engine rejected the request because its waiting queue was full."""
 
+_LOAD_ERRORS = {"model_file": ModelFileError, "does_not_fit": DoesNotFitError}
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
@@ -109,6 +111,7 @@ class EngineClient:
         load_seconds: float = _LOAD_SECONDS,
         step_seconds: float = _STEP_SECONDS,
         memory: MemoryGrants | None = None,
+        group: HostGroup | None = None,
     ) -> "EngineClient":
         """Start an engine process and wait until its model is loaded.
 
@@ -121,6 +124,7 @@ class EngineClient:
             step_seconds: seconds without progress after which the server kills a working engine, because it counts as
                 hung.
             memory: grants the engine's memory requests; None for a new `MemoryGrants` that holds no memory in reserve.
+            group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
@@ -129,7 +133,7 @@ class EngineClient:
         """
         client = cls(await spawn(), options, on_exit, memory or MemoryGrants())
         try:
-            client._write(Load(str(model_path), options, step_seconds))
+            client._write(Load(str(model_path), options, step_seconds, group))
             client._watch_progress(load_seconds, lambda: True)
             await client._loaded(on_progress)
         except BaseException as error:
@@ -283,7 +287,7 @@ class EngineClient:
                         self.free_pages = message.kv_pages
                         return
                     case LoadFailed():
-                        raise (ModelFileError if message.kind == "model_file" else HelexaError)(message.message)
+                        raise _LOAD_ERRORS.get(message.kind, HelexaError)(message.message)
                     case _:
                         raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
         await self._end(grace=2.0)

@@ -10,9 +10,9 @@ import psutil
 
 from helexa.core.errors import HelexaError
 from helexa.http.listener import AddressInUseError, bind
+from helexa.neuron.code_version import code_version
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.channel import ChannelError, SecretError, accept, connect, wait_until_closed
-from helexa.neuron.host_group.code_version import code_version
 from helexa.neuron.host_group.membership import HANDSHAKE_SECONDS, MAX_HANDSHAKES
 from helexa.neuron.host_group.messages import Join, Joined, Rejected
 from helexa.neuron.host_group.settings import GroupSettings
@@ -45,7 +45,7 @@ def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
     except AddressInUseError:
         raise HelexaError(f"port {settings.own.port} of {settings.own.address} is in use by another process") from None
     with listener:
-        accepting = threading.Thread(target=_accept_engines, args=(listener, settings, stages), daemon=True)
+        accepting = threading.Thread(target=accept_engines, args=(listener, settings.secret, stages), daemon=True)
         accepting.start()
         try:
             _stay_joined(settings, stopping)
@@ -97,12 +97,13 @@ def _join(settings: GroupSettings) -> Join:
     )
 
 
-def _accept_engines(listener: socket.socket, settings: GroupSettings, stages: StageProcesses) -> None:
+def accept_engines(listener: socket.socket, secret: bytes, stages: StageProcesses) -> None:
+    """Accept engines that connect to `listener`, and run a stage process for each, until the listener is closed."""
     handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     def serve(connection: socket.socket, address: str) -> None:
         try:
-            channel = accept(connection, settings.secret, seconds=HANDSHAKE_SECONDS)
+            channel = accept(connection, secret, seconds=HANDSHAKE_SECONDS)
         except ChannelError as error:
             log.warning("host group: connection from %s: %s", address, error)
             return

@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from helexa.core.errors import HelexaError
 from helexa.http.listener import bind
+from helexa.neuron.code_version import code_version
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
-from helexa.neuron.host_group.code_version import code_version
+from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.host_group.messages import Join, Joined, Rejected
 from helexa.neuron.host_group.settings import GroupSettings
 
@@ -62,8 +63,8 @@ class Membership:
         with self._lock:
             return [self._members[host] for host in sorted(self._members)]
 
-    async def wait_for(self, hosts: int) -> list[HostAddress]:
-        """Wait until the hosts 1 to `hosts` - 1 are connected, and return the addresses at which they accept engines.
+    async def host_group(self, hosts: int) -> HostGroup:
+        """Wait until the hosts 1 to `hosts` - 1 are connected, and return how an engine connects to them.
 
         Raises:
             HelexaError: a host is still missing after `join_secs`.
@@ -77,7 +78,11 @@ class Membership:
                     f"RANK={numbers}, or see its log"
                 )
             await asyncio.sleep(0.1)
-        return [HostAddress(member.address, member.port) for member in self.members() if member.host < hosts]
+        addresses = [HostAddress(member.address, member.port) for member in self.members() if member.host < hosts]
+        settings = self.settings
+        return HostGroup(
+            hosts=addresses, own_address=settings.own.address, secret=settings.secret, version=self._version
+        )
 
     def _missing(self, hosts: int) -> list[int]:
         with self._lock:
@@ -139,3 +144,20 @@ class Membership:
         with suppress(OSError):
             channel.close()
         log.warning("host group: host %d (%s) is gone", join.host, join.hostname)
+
+
+def hosts_for(requested: int | None, group: Membership | None) -> int:
+    """Return the number of hosts that compute a model together.
+
+    Args:
+        requested: the number in the load request or in the node's configuration; None for all hosts of the group.
+        group: the node's host group; None if it has no group.
+
+    Raises:
+        HelexaError: the group has fewer hosts.
+    """
+    hosts = 1 if group is None else group.settings.hosts
+    if requested is not None and not 1 <= requested <= hosts:
+        where = "this node has no host group" if group is None else f"the host group has {hosts} hosts"
+        raise HelexaError(f"pipeline_parallel is {requested}, but {where}")
+    return hosts if requested is None else requested

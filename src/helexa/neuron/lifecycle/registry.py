@@ -23,6 +23,7 @@ from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
+from helexa.neuron.host_group.membership import Membership, hosts_for
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks
@@ -58,6 +59,7 @@ class Registry:
         config: the node's configuration.
         sources: resolves model sources to local files, and downloads them if necessary.
         device: torch name of the device for load requests that name no device.
+        group: the hosts that compute models together with this node; None if the node has no host group.
         spawn: starts an engine process.
         clock: function that returns monotonic time in seconds.
         sleep: waits before an engine is restarted.
@@ -69,6 +71,7 @@ class Registry:
         sources: Sources,
         *,
         device: str = "cpu",
+        group: Membership | None = None,
         spawn: Spawn = Child.spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -85,6 +88,7 @@ class Registry:
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
+        self._group = group
         self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
@@ -259,6 +263,8 @@ class Registry:
                 self.events["engine_deaths"] += 1
                 on_exit(reason)
 
+            hosts = options.pipeline_parallel
+            group = None if self._group is None or hosts == 1 else await self._group.host_group(hosts)
             return await EngineClient.start(
                 path,
                 options,
@@ -268,6 +274,7 @@ class Registry:
                 memory=self.memory,
                 on_progress=on_progress,
                 on_exit=died,
+                group=group,
             )
 
         return HostedModel(
@@ -326,6 +333,8 @@ class Registry:
         options = self._harness.engine_options(chosen)
         if spec.tensor_parallel is not None:
             options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
+        hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, self._group)
+        options = msgspec.structs.replace(options, pipeline_parallel=hosts)
         check_ranks(options, devices)
         return options
 

@@ -27,7 +27,7 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
     options set no size, `MemoryRequest.share` limits the KV cache to a fraction of the memory.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
-    available = min(free, limit or free)
+    available = usable_memory(ops.device, options)
     context = min(options.context_length or estimate.context, estimate.context)
     cuda = ops.device.type == "cuda"
     if options.kv_cache_mb:
@@ -79,6 +79,12 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
 def free_memory(device: torch.device) -> int:
     """Return the free memory of a device in bytes."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
+
+
+def usable_memory(device: torch.device, options: EngineOptions) -> int:
+    """Return the free memory of a device in bytes, at most the limit in the options."""
+    free = free_memory(device)
+    return min(free, options.memory_limit_mb * 2**20 or free)
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:

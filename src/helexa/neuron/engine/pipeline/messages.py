@@ -10,6 +10,7 @@ import msgspec
 
 from helexa.neuron.engine.ipc.channel import ChannelState
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
+from helexa.neuron.engine.pipeline.model_path import ModelPath
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     RankAllocated,
@@ -25,15 +26,13 @@ class OpenStage(msgspec.Struct, frozen=True, kw_only=True, tag="open_stage"):
 
     Attributes:
         version: version of the engine's code (see `code_version`). The stage must have the same version.
-        model: path of the model's file or folder on host 0.
-        in_cache: the same path relative to the cache folder of host 0; None if the model is elsewhere.
+        model: the model's file or folder.
         stage: number of the stage, from 1.
         options: options of the engine. The stage uses the device and the number of threads of its own host instead.
     """
 
     version: str
-    model: str
-    in_cache: str | None
+    model: ModelPath
     stage: int
     options: EngineOptions
 

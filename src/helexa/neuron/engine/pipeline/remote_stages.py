@@ -12,7 +12,7 @@ from torch import Tensor
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
-from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant
+from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,
@@ -25,6 +25,7 @@ from helexa.neuron.engine.pipeline.messages import (
     ToStage,
 )
 from helexa.neuron.engine.pipeline.model_digest import model_digest
+from helexa.neuron.engine.pipeline.model_path import ModelPath
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     RankAllocated,
@@ -61,16 +62,23 @@ class RemoteStages:
     All stages receive the input of each step. The hidden states of a step pass through the stages in order, and the
     last stage returns its hidden states to this process (see `HiddenExchange`).
 
+    The constructor connects to the hosts, which then start their stage processes and open the model's files.
+
     Args:
         group: the hosts of the stages.
+        model: path of the model's file or folder.
+        options: options of the engine.
         on_end: called in a thread with a message that says which host is gone, if a connection ends before `close`.
 
     Raises:
         StageError: a host does not answer, or has another secret.
     """
 
-    def __init__(self, group: HostGroup, on_end: Callable[[str], None] = end_engine) -> None:
+    def __init__(
+        self, group: HostGroup, model: Path, options: EngineOptions, on_end: Callable[[str], None] = end_engine
+    ) -> None:
         self._group = group
+        self._model = model
         self._on_end = on_end
         self._closing = False
         self._steps = 0
@@ -84,32 +92,27 @@ class RemoteStages:
                 except ChannelError as error:
                     raise StageError(f"host {stage} of the group: {error}") from None
                 self._channels.append(channel)
+                path = ModelPath.of(model)
+                self._send(stage, OpenStage(version=group.version, model=path, stage=stage, options=options))
         except BaseException:
             self.close()
             raise
         for stage, channel in enumerate(self._channels, start=1):
             threading.Thread(target=self._watch, args=(stage, channel), name=f"stage-{stage}", daemon=True).start()
 
-    def open(self, model: Path, in_cache: str | None, version: str, options: EngineOptions) -> list[int]:
-        """Make all stages open the model's files, and return the free memory of each stage's host in bytes.
-
-        Args:
-            in_cache: path of the model relative to the cache folder; None if the model is elsewhere.
-            version: version of this host's code.
+    def free_memory(self) -> list[int]:
+        """Wait until all stages have opened the model's files; return the free memory of each stage's host in bytes.
 
         Raises:
             ModelFileError: a host does not have the model's files, or has other files.
             HelexaError: a host cannot run a stage; the message says why.
         """
-        for stage in self._stages():
-            message = OpenStage(version=version, model=str(model), in_cache=in_cache, stage=stage, options=options)
-            self._send(stage, message)
-        digest = model_digest(model)
+        digest = model_digest(self._model)
         opened = self._replies(StageOpened)
         for stage, reply in zip(self._stages(), opened, strict=True):
             if reply.digest != digest:
                 raise ModelFileError(
-                    f"{model.name} on host {stage} ({reply.hostname}) differs from the file on host 0; "
+                    f"{self._model.name} on host {stage} ({reply.hostname}) differs from the file on host 0; "
                     "copy the file from host 0"
                 )
         return [reply.free for reply in opened]
@@ -155,8 +158,10 @@ class RemoteStages:
         """
         return self._replies(RankLoaded)
 
-    def allocate(self, grant: MemoryGrant) -> None:
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant) -> None:
         """Make all stages allocate KV caches and buffers of the granted sizes, and wait until they have done so.
+
+        `request` is ignored, because each stage has its own memory request.
 
         Raises:
             HelexaError: a stage cannot allocate the memory.

@@ -10,6 +10,13 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, Memory
 RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]
 
 
+class StageLayers(msgspec.Struct, frozen=True):
+    """The decoder layers of a host in a pipeline: the first layer, and the layer after the last layer."""
+
+    start: int
+    stop: int
+
+
 class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Rank 0 -> rank, as the first message: load the rank's part of a model. The rank replies with `RankLoaded`.
 
@@ -20,6 +27,7 @@ class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
         rank: number of the rank, from 1.
         rendezvous: path of the file at which ranks without shared memory meet.
         step_seconds: time limit of one exchange between ranks without shared memory.
+        layers: the decoder layers of this host; None for all layers.
     """
 
     model: str
@@ -28,6 +36,7 @@ class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     rank: int
     rendezvous: str
     step_seconds: float
+    layers: StageLayers | None = None
 
 
 class Allocate(msgspec.Struct, frozen=True, tag="allocate"):

@@ -140,6 +140,10 @@ class RankProcesses:
         self._send_all(RunStep(self._steps, data, digest_of(data)))
         self._steps += 1
 
+    def relay(self, message: RunStep | ClearPages | TouchCaches) -> None:
+        """Send a message of the engine on host 0 to all ranks of this host."""
+        self._send_all(message)
+
     def clear(self, pages: list[int]) -> None:
         """Make all ranks set the contents of KV pages to zero."""
         self._send_all(ClearPages(pages))

@@ -87,7 +87,7 @@ class GpuOps(Ops):
         """Return an operator that computes the RMS norm in a Triton kernel, with one program per row."""
         return RmsNorm(weight, eps, self.dtype)
 
-    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+    def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
         return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helexa.core.version import __version__
 
-_NEURON = Path(__file__).parents[1]
+_NEURON = Path(__file__).parent
 
 
 @cache
