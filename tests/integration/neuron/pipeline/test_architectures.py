@@ -1,0 +1,54 @@
+"""Every architecture computes the same logits and tokens on one, two and three hosts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
+from helexa.neuron.engine.loading.load import load_once
+from neuron.pipeline.conftest import GroupOf
+from tiny_architectures import MODELS, PROMPTS
+from tiny_models import decode, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def logits_and_tokens(model: Path, group: HostGroup | None = None, **options: Any) -> tuple[Tensor, list[list[int]]]:
+    """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
+    runner = load_once(model, EngineOptions(kv_cache_mb=8, threads=1, **options), group=group)
+    try:
+        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
+    finally:
+        runner.close()
+    return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]
+
+
+def assert_equal_on(group: HostGroup, model: Path, expected: tuple[Tensor, list[list[int]]], **options: Any) -> None:
+    logits, tokens = logits_and_tokens(model, group, **options)
+    assert tokens == expected[1]
+    assert torch.equal(logits, expected[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_two_hosts_equal_those_of_one(name: str, group_of: GroupOf, tmp_path: Path) -> None:
+    tiny_model(tmp_path, seed=2, **MODELS[name])
+    assert_equal_on(group_of(2), tmp_path, logits_and_tokens(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
+def test_logits_of_three_hosts_and_of_hosts_with_two_ranks_equal_those_of_one(
+    name: str, group_of: GroupOf, tmp_path: Path
+) -> None:
+    tiny_model(tmp_path, seed=2, **MODELS[name] | {"num_hidden_layers": 4})
+    expected = logits_and_tokens(tmp_path)
+    assert_equal_on(group_of(3), tmp_path, expected)
+    assert_equal_on(group_of(2), tmp_path, expected, tensor_parallel=2)
+
+
+def test_logits_of_plain_torch_on_two_hosts_equal_those_of_one(group_of: GroupOf, tmp_path: Path) -> None:
+    tiny_model(tmp_path, seed=2, **MODELS["gpt_oss"])
+    options = {"kernels": "torch", "dtype": "float32"}
+    assert_equal_on(group_of(2), tmp_path, logits_and_tokens(tmp_path, **options), **options)
