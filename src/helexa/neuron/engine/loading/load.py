@@ -202,7 +202,7 @@ def _load_rank_0(
 
     def on_rank_progress(rank: int, done: int) -> None:
         read[rank] = done
-        on_progress(sum(read) // len(read), total)
+        on_progress(min(sum(read), total), total)
 
     def on_own_progress(done: int, _: int) -> None:
         if others is not None:
