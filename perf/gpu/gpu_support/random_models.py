@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 from helexa.neuron.weights.quantization.quantize import quantize
 
@@ -136,8 +137,11 @@ class RandomModel:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        return self._numbers(name, index)
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        return _part_of(self._numbers(name, index), part)
+
+    def column_block(self, name: str) -> int:
+        return 1
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
@@ -181,7 +185,7 @@ class DistinctModel(RandomModel):
         self._offset = model_class(config["model_type"]).norm_offset
         self._tensors: dict[str, Weight] = {}
 
-    def read(self, name: str, index: int | None = None) -> Weight:
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
         key = name if index is None else f"{name}#{index}"
         if key not in self._tensors:  # several engines load the same tensor
             shape = self._shapes[name] if index is None else self._shapes[name][1:]
@@ -189,7 +193,11 @@ class DistinctModel(RandomModel):
             numbers = self._scaled(name, torch.randn(shape, generator=generator), generator)
             self._tensors[key] = self._form(key, shape[-1])(numbers)
         weight = self._tensors[key]
-        return weight.clone() if isinstance(weight, Tensor) else weight
+        return _part_of(weight.clone() if isinstance(weight, Tensor) else weight, part)
+
+    def column_block(self, name: str) -> int:
+        row = self._form(name, self._shapes[name][-1])(torch.zeros(1, self._shapes[name][-1]))
+        return row.shape[1] // row.scale.unit.shape[1] if isinstance(row, GroupwiseTensor) else 1
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         row = self._form(name, shape[-1])(torch.zeros(1, shape[-1]))
@@ -233,6 +241,15 @@ class DistinctModel(RandomModel):
         if form is None:
             return lambda numbers: numbers.to(torch.bfloat16)
         return lambda numbers: quantize(numbers, form) or numbers
+
+
+def _part_of(weight: Weight, part: Part) -> Weight:
+    if part.rows is not None:
+        rows = torch.from_numpy(part.rows)
+        weight = weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
+    if part.columns is not None:
+        weight = weight[..., part.columns] if isinstance(weight, Tensor) else weight.columns(part.columns)
+    return weight
 
 
 _GAINS = {"q_proj": 1.5, "k_proj": 1.5, "q_norm": 1.5, "k_norm": 1.5, "gate": 4.0, "router": 4.0, "down_proj": 2.0}

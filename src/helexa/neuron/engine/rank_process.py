@@ -57,6 +57,8 @@ def main() -> None:
         _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)
     except (BrokenPipeError, ConnectionResetError):
         pass  # rank 0 has ended
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
     except Exception:
         _log.exception("the process of rank %d ends", arguments.rank)
         code = 1

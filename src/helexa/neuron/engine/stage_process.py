@@ -73,6 +73,8 @@ def main() -> None:
         StageWorker(Channel(socket.socket(fileno=arguments.channel_fd), setup.channel), setup, member).run()
     except ChannelError as error:
         _log.info("the engine on host 0 has ended: %s", error)
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
     except Exception:
         _log.exception("the stage process ends")
         code = 1

@@ -7,23 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
-from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.ipc.messages import HostGroup
 from neuron.pipeline.conftest import GroupOf
-from tiny_architectures import MODELS, PROMPTS
-from tiny_models import decode, tiny_model
+from neuron.ranks.rank_models import MODELS, logits_and_tokens
+from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def logits_and_tokens(model: Path, group: HostGroup | None = None, **options: Any) -> tuple[Tensor, list[list[int]]]:
-    """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
-    runner = load_once(model, EngineOptions(kv_cache_mb=8, threads=1, **options), group=group)
-    try:
-        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
-    finally:
-        runner.close()
-    return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]
 
 
 def assert_equal_on(group: HostGroup, model: Path, expected: tuple[Tensor, list[list[int]]], **options: Any) -> None:

@@ -1,39 +1,15 @@
 """Every architecture computes the same logits and tokens on one, two and three ranks."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.load import load_once
-from tiny_architectures import MODELS, PROMPTS
-from tiny_models import decode, tiny_model
+from neuron.ranks.rank_models import MODELS, loaded, logits_and_tokens
+from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@contextmanager
-def loaded(model: Path, **options: Any) -> Iterator[Runner]:
-    """Load a model for the duration of the `with` block."""
-    runner = load_once(model, EngineOptions(kv_cache_mb=8, threads=1, **options))
-    try:
-        yield runner
-    finally:
-        runner.close()
-
-
-def logits_and_tokens(model: Path, **options: Any) -> tuple[Tensor, list[list[int]]]:
-    """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
-    with loaded(model, **options) as runner:
-        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
-    return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -172,7 +172,7 @@ def load_part(
 
     def on_rank_progress(rank: int, done: int) -> None:
         read[rank] = done
-        on_progress(sum(read) // len(read))
+        on_progress(sum(read))
 
     def on_own_progress(done: int, total: int) -> None:
         if other_ranks is not None:

@@ -124,10 +124,10 @@ class _WeightSizes(Loader):
         `read` is not called, so no weights are read.
         """
         name = key.partition("#")[0]
-        transient_bytes = self.checkpoint.on_meta(name, shape).nbytes  # each rank reads the whole tensor
         if ranges:
             shape = (sum(map(len, ranges)), *shape[1:])
         weight = self.checkpoint.on_meta(name, shape)
+        transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, quant_format) or weight

@@ -1,6 +1,17 @@
-"""Configurations of small models with random weights: every architecture, in shapes that several ranks can divide."""
+"""Tiny models of every architecture, loaded on one or several ranks or hosts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
+from helexa.neuron.engine.loading.load import load_once
+from tiny_models import decode
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -39,4 +50,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next"},
 }
 PROMPTS = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
-"""Lengths around the size of a KV page."""
+
+
+@contextmanager
+def loaded(model: Path, group: HostGroup | None = None, **options: Any) -> Iterator[Runner]:
+    """Load a model for the duration of the `with` block."""
+    runner = load_once(model, EngineOptions(kv_cache_mb=8, threads=1, **options), group=group)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def logits_and_tokens(model: Path, group: HostGroup | None = None, **options: Any) -> tuple[Tensor, list[list[int]]]:
+    """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
+    with loaded(model, group, **options) as runner:
+        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
+    return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]
