@@ -1,14 +1,15 @@
 """Reader of the expert weights of a mixture of experts, for all supported checkpoint layouts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.ops.mixture import Expert, ExpertShares
-from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
+from helexa.neuron.ops.ranks.shares import RowRange, Shares, row_numbers
 
 
 class ExpertReader:
@@ -32,42 +33,77 @@ class ExpertReader:
         self.prefix = prefix
         self.count = count
 
-    def experts(self, shares: ExpertShares) -> list[Expert]:
-        """Return all experts in order, each with the rows of this rank."""
-        hidden, intermediate, own = shares.hidden.total, shares.intermediate.total, shares.intermediate.own
-        if f"{self.prefix}.gate_up_proj" in self.loader:
-            both = (own.times(1, 0, 2 * intermediate), own.times(1, intermediate, 2 * intermediate))
-            gate_ups = self._matrices({"gate_up_proj": both}, hidden)
-        else:
-            gate_ups = self._matrices({"gate_proj": (own,), "up_proj": (own,)}, hidden)
-        downs = self._matrices({"down_proj": (shares.hidden.own,)}, intermediate)
-        return [
-            Expert(gate_up, down, gate_up_bias, down_bias)
-            for (gate_up, gate_up_bias), ((down,), down_bias) in zip(gate_ups, downs, strict=True)
-        ]
+    def mixture(self, routing: Routing, clamp: Clamp | None, hidden: int, intermediate: int) -> MixtureOp:
+        """Read all experts, and return the operator that computes them.
 
-    def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
-        """Return the rows `ranges` of one expert's matrix from the tensor that stacks all experts."""
-        return self.loader.matrix(name, (self.count, *shape), expert, ranges)
+        Each rank has a part of every expert, and the result has the outputs of all ranks.
+
+        Args:
+            routing: rule that selects the experts of each row and their weights.
+            clamp: parameters of the clamped activation; None for SiLU.
+        """
+        loader, down = self.loader, self._down_key()
+        inputs = loader.input_shares(down, intermediate)
+        if loader.sums(down, inputs):
+            experts = self._experts(inputs, RowRange(0, hidden, hidden), inputs.own)
+            experts = [replace(expert, down_bias=loader.added_once(expert.down_bias)) for expert in experts]
+            return loader.summed(loader.mixture(experts, routing, clamp, None), hidden)
+        outputs = loader.shares(hidden)
+        shares = ExpertShares(inputs, outputs) if loader.ranks > 1 else None
+        return loader.mixture(self._experts(inputs, outputs.own), routing, clamp, shares)
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
+    ) -> Any:
+        """Return a part of one expert's matrix from the tensor that stacks all experts (see `Loader.matrix`)."""
+        return self.loader.matrix(name, (self.count, *shape), expert, ranges, columns)
 
     def biases(self, name: str, width: int) -> Tensor:
         """Return the stacked biases `name` of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
+    def _down_key(self) -> str:
+        """Return the name of the first expert's down matrix, with the suffix `#0` if it is part of a stack."""
+        single = f"{self.prefix}.0.down_proj.weight"
+        stacks = (f"{self.prefix}.down_proj", f"{self.prefix}.down_proj.weight")
+        return next((f"{name}#0" for name in stacks if name in self.loader), single)
+
+    def _experts(self, inputs: Shares, rows: RowRange, columns: RowRange | None = None) -> list[Expert]:
+        """Return all experts in order.
+
+        Args:
+            inputs: division of the inputs of down, which are the outputs of gate and of up.
+            rows, columns: rows and columns of down; None for all columns.
+        """
+        own, hidden, intermediate = inputs.own, rows.total, inputs.total
+        if f"{self.prefix}.gate_up_proj" in self.loader:
+            both = (own.times(1, 0, 2 * intermediate), own.times(1, intermediate, 2 * intermediate))
+            gate_ups = self._matrices({"gate_up_proj": both}, hidden)
+        else:
+            gate_ups = self._matrices({"gate_proj": (own,), "up_proj": (own,)}, hidden)
+        downs = self._matrices({"down_proj": (rows,)}, intermediate, columns)
+        return [
+            Expert(gate_up, down, gate_up_bias, down_bias)
+            for (gate_up, gate_up_bias), ((down,), down_bias) in zip(gate_ups, downs, strict=True)
+        ]
+
     def _matrices(
-        self, outputs: Mapping[str, Sequence[RowRange]], inputs: int
+        self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
     ) -> list[tuple[list[Any], Tensor | None]]:
         """Return for each expert a list of matrices, and the concatenated biases of these matrices or None.
 
         Args:
             outputs: name of each matrix without the prefix, such as `gate_proj`, and its number of outputs.
             inputs: number of inputs of each matrix.
+            columns: the inputs of this rank; None for all inputs.
         """
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))
         if f"{prefix}.0.{first_name}.weight" in loader:
             return [
-                loader.matrices({f"{prefix}.{expert}.{name}": ranges for name, ranges in outputs.items()}, inputs)
+                loader.matrices(
+                    {f"{prefix}.{expert}.{name}": ranges for name, ranges in outputs.items()}, inputs, columns
+                )
                 for expert in experts
             ]
         weight, bias = ("", "_bias") if f"{prefix}.{first_name}" in loader else (".weight", ".bias")
@@ -82,7 +118,7 @@ class ExpertReader:
         return [
             (
                 [
-                    self.matrix(name, (ranges[0].total, inputs), expert, ranges)
+                    self.matrix(name, (ranges[0].total, inputs), expert, ranges, columns)
                     for name, ranges in ranges_by_name.items()
                 ],
                 biases[expert],

@@ -17,7 +17,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
-from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
+from helexa.neuron.engine.loading.device import kernels_for, policy_for, rank_group, usable_device
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
@@ -30,7 +30,6 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -88,7 +87,7 @@ def load_once(
         NotFiniteError: the model computes NaN or infinite logits in this dtype.
     """
     ranks = options.tensor_parallel
-    with _Build(model_path, options, RankGroup(0, ranks)) as build:
+    with _Build(model_path, options) as build:
         request = build.request(ranks)
         grant = ask(request)
         others = None if ranks == 1 else RankProcesses(ranks)
@@ -110,7 +109,7 @@ def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tup
         ModelFileError: the model cannot be loaded, or this process chose other kernels than rank 0.
     """
     options = message.options
-    with _Build(Path(message.model), options, RankGroup(message.rank, options.tensor_parallel)) as build:
+    with _Build(Path(message.model), options, message.rank) as build:
         if build.ops.name != message.kernels:
             raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
         return build.model(on_progress), build.ops
@@ -119,7 +118,7 @@ def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tup
 class _Build:
     """A checkpoint that is open for loading, with the kernels and the quantization that the model will use."""
 
-    def __init__(self, path: Path, options: EngineOptions, ranks: RankGroup) -> None:
+    def __init__(self, path: Path, options: EngineOptions, rank: int = 0) -> None:
         self.path = path
         self.options = options
         self.device = usable_device(options.device)
@@ -130,7 +129,7 @@ class _Build:
             self._config = {**self.architecture.defaults, **self.checkpoint.config}
             with self._invalid_configuration():
                 self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
-                self.ops.ranks = ranks
+                self.ops.ranks = rank_group(options, rank, self.device)
                 layers = int(self._config.get("num_hidden_layers") or 0)
                 self.policy = policy_for(options, self.checkpoint, layers, self.ops)
         except BaseException:

@@ -109,7 +109,7 @@ class NativeOps(Ops):
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
         if self.ranks.count > 1:
-            key += f" rank {self.ranks.rank} of {self.ranks.count}"
+            key += f" rank {self.ranks.rank} of {self.ranks.count}{' sums' if self.ranks.sums else ''}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
