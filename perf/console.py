@@ -281,7 +281,7 @@ def fault(browser: Browser) -> None:
         node.down = True
         page.get_by_text("answered HTTP 500").first.wait_for()
         print_line(part="fault", what="a node stopped answering", shown_after_secs=time.perf_counter() - began)
-        other.load_refusal = (400, {"error": "the file is truncated"})
+        other.load_error = (400, {"error": "the file is truncated"})
         began = time.perf_counter()
         fleet.ask(key=None, model="Org/New")
         page.get_by_text("the file is truncated").first.wait_for()

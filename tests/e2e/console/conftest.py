@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import browsing
-from clients.stack import PATIENCE_SECONDS, Stack
+from clients.stack import TIMEOUT_SECONDS, Stack
 from faults import bad_models
 
 ADMIN, ALICE = "the-admin-key", "alices-key"
@@ -40,7 +40,7 @@ def stack(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")  # while it runs, asynchronous tests cannot run in this process
 def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_SECONDS * 1000)
+    expect.set_options(timeout=TIMEOUT_SECONDS * 1000)
     with browsing.chromium() as browser:
         yield browser
 
@@ -52,7 +52,7 @@ def sign_in(stack: Stack, browser: Browser) -> Iterator[SignIn]:
 
     def sign_in(key: str = ADMIN, view: str = "fleet") -> Page:
         context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], accept_downloads=True)
-        context.set_default_timeout(PATIENCE_SECONDS * 1000)
+        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
         page = context.new_page()
         opened.append((page, browsing.collect_problems(page)))
         page.goto(f"{stack.url}/#/{view}")

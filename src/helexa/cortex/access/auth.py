@@ -17,7 +17,7 @@ FindSession = Callable[[Headers], Credential | None]
 """Function that returns the credential of the session that a request belongs to, or None without a valid session."""
 
 
-class Gatekeeper:
+class Authenticator:
     """Authenticates requests by their API keys.
 
     The result depends on the key and on the setting `require_auth`:

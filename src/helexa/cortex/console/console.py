@@ -26,7 +26,7 @@ class Console:
         self.gateway = gateway
         self.sessions = Sessions()
         self.events = EventHub(gateway.fleet, gateway.lifecycle, gateway.poller, lambda: gateway.catalogue)
-        gateway.gatekeeper.find_session = self._credential
+        gateway.authenticator.find_session = self._credential
         gateway.observers.append(self.events.publish)
 
     @property

@@ -15,8 +15,8 @@ from helexa.cortex.console.console import Console
 from helexa.cortex.console.event_hub import EventHub, event, json_event
 from helexa.cortex.requests.headers import UNBUFFERED
 from helexa.cortex.routes.access import visible_account
-from helexa.http.connections.call import STOPPING
-from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
+from helexa.http.connections.request_cycle import STOPPING
 from helexa.http.connections.request_head import Headers
 
 TOPICS = ("nodes", "models", "activity")
@@ -42,7 +42,7 @@ async def get_events(request: Request) -> Response:
     principal: Principal | None = request.state.principal
     if (
         "nodes" in topics
-        and console.gateway.gatekeeper.require_auth
+        and console.gateway.authenticator.require_auth
         and (principal is None or principal.role != "admin")
     ):
         raise ApiError(403, "admin_only", "the topic 'nodes' requires an admin's API key", param="topics")
@@ -62,9 +62,9 @@ class _EventStream(Response):
         with self._console.events.watching():
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             try:
-                with scope["extensions"][HangUp.NAME]:
+                with scope["extensions"][DisconnectGuard.NAME]:
                     await self._stream(scope["headers"], scope["extensions"][STOPPING], send)
-            except ClientGone:
+            except ClientDisconnected:
                 return
         await send({"type": "http.response.body"})
 
@@ -85,7 +85,7 @@ class _EventStream(Response):
     def _problem(self, headers: Headers) -> ApiError | None:
         """Return why the stream must end, or None."""
         try:
-            principal = self._console.gateway.gatekeeper.admit(headers)
+            principal = self._console.gateway.authenticator.admit(headers)
         except ApiError as error:
             return error
         before = self._principal

@@ -25,9 +25,9 @@ async def get_session(request: Request) -> Response:
     console: Console = request.app.state.console
     headers = request.scope["headers"]
     session, principal, reason = console.session(headers), None, None
-    gatekeeper = console.gateway.gatekeeper
+    authenticator = console.gateway.authenticator
     try:
-        principal = gatekeeper.admit(headers) if session is None else gatekeeper.principal_of(session.credential)
+        principal = authenticator.admit(headers) if session is None else authenticator.principal_of(session.credential)
     except ApiError as error:
         reason = str(error)
     return JsonResponse(_json(console, principal, session, reason), headers=_NO_STORE)
@@ -42,7 +42,7 @@ async def sign_in(request: Request) -> Response:
         raise ApiError(403, "origin_not_allowed", "a page of another origin may not sign in")
     body = await SignIn.read(request)
     digest = digest_of(body.key.strip().encode())
-    principal = console.gateway.gatekeeper.principal_of(digest)
+    principal = console.gateway.authenticator.principal_of(digest)
     console.sessions.end(headers)
     token, session = console.start_session(digest)
     response = JsonResponse(_json(console, principal, session, None), headers=_NO_STORE)
@@ -75,7 +75,7 @@ def _json(console: Console, principal: Principal | None, session: Session | None
     settings = console.settings
     fields: dict[str, Any] = {
         "signed_in": principal is not None,
-        "require_auth": console.gateway.gatekeeper.require_auth,
+        "require_auth": console.gateway.authenticator.require_auth,
         "account_id": None if principal is None else principal.account_id,
         "key_id": None if principal is None else principal.key_id,
         "role": None if principal is None else principal.role,

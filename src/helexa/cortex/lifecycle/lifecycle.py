@@ -20,11 +20,11 @@ from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.load_report import LoadFailure, LoadReport
 from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
-from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
-from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
-from helexa.cortex.lifecycle.placement import Cold, Hold
+from helexa.cortex.lifecycle.memory_estimator import Megabytes, MemoryEstimator
+from helexa.cortex.lifecycle.pending_loads import PendingLoad, WaitingRequest
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
-from helexa.cortex.routing.router import Warm, route
+from helexa.cortex.routing.router import WarmRoute, route
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,11 @@ class Lifecycle:
         self._clock = clock
         self._began = clock()
         self._history = History()
-        self._book = MemoryBook()
-        drains = Drains(fleet, client, self._book, clock, evicted)
-        self._dependencies = LoadDependencies(fleet, client, self._book, drains, clock)
+        self._memory = MemoryEstimator()
+        drains = Drains(fleet, client, self._memory, clock, evicted)
+        self._dependencies = LoadDependencies(fleet, client, self._memory, drains, clock)
         self._pending: dict[PendingKey, PendingLoad] = {}
-        self._jobs: dict[PendingKey, asyncio.Task[Warm]] = {}
+        self._jobs: dict[PendingKey, asyncio.Task[WarmRoute]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self.configure(config, catalogue)
@@ -81,7 +81,7 @@ class Lifecycle:
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
-    async def serve(self, model: str, waiting: Waiting) -> Warm:
+    async def serve(self, model: str, waiting: WaitingRequest) -> WarmRoute:
         """Return the node and URL that serve `model`. If necessary, wait until a node has loaded the model.
 
         A running load continues if the caller is cancelled. `waiting` is the request, with its priority and time of
@@ -93,7 +93,7 @@ class Lifecycle:
         """
         return await self._warm(PendingLoad(model), waiting, self._gateway.load_wait_secs)
 
-    async def load(self, model: str, node: str | None, waiting: Waiting, wait_secs: float) -> Warm:
+    async def load(self, model: str, node: str | None, waiting: WaitingRequest, wait_secs: float) -> WarmRoute:
         """Load a model for an administrator, and return the node and URL that serve the model.
 
         Earlier failed loads of the model do not delay this load.
@@ -110,7 +110,7 @@ class Lifecycle:
         self._history.forget_failures(model, node)
         return await self._warm(PendingLoad(model, node), waiting, wait_secs)
 
-    async def _warm(self, new: PendingLoad, waiting: Waiting, wait_secs: float) -> Warm:
+    async def _warm(self, new: PendingLoad, waiting: WaitingRequest, wait_secs: float) -> WarmRoute:
         """Wait until the model of `new` is loaded. If its load is already pending, join the pending load."""
         target = self._target(new)
         if target is not None:
@@ -126,7 +126,7 @@ class Lifecycle:
         finally:
             self._drop_if_unused(pending)
 
-    def _target(self, pending: PendingLoad) -> Warm | None:
+    def _target(self, pending: PendingLoad) -> WarmRoute | None:
         """Return the node that serves the model of a pending load, or None if no suitable node has it loaded."""
         view = self._fleet.view()
         if pending.node is None:
@@ -166,8 +166,8 @@ class Lifecycle:
             info = node.models.get(model)
             if node.healthy and (model in node.activating() or (info is not None and info.status == "loading")):
                 return Progress(*reported_progress(node, model))
-        if pending is not None and pending.hold is not None:
-            return Progress(None, f"waiting for memory on {pending.hold.node}", self._eta(pending))
+        if pending is not None and pending.delayed is not None:
+            return Progress(None, f"waiting for memory on {pending.delayed.node}", self._eta(pending))
         return None
 
     def loads(self) -> LoadReport:
@@ -176,8 +176,8 @@ class Lifecycle:
         for pending in self._pending.values():
             if pending.job is not None:
                 loads[pending.job.pair] = pending.job.progress()
-            elif pending.hold is not None:
-                loads[pending.hold.node, pending.model] = Progress(None, "waiting for memory", self._eta(pending))
+            elif pending.delayed is not None:
+                loads[pending.delayed.node, pending.model] = Progress(None, "waiting for memory", self._eta(pending))
         now, offset = self._clock(), time.time() - self._clock()
         failures = {
             pair: LoadFailure(failure.message, failure.temporary, failure.times, round(failure.retry_at + offset))
@@ -190,7 +190,7 @@ class Lifecycle:
         """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
-            self._book.update(node)
+            self._memory.update(node)
         self._history.look(fleet_view)
         return FleetSnapshot(
             fleet_view,
@@ -198,8 +198,8 @@ class Lifecycle:
             self._clock(),
             self._began,
             self._eviction,
-            self._book.expected_free(),
-            self._book.reserved(),
+            self._memory.expected_free(),
+            self._memory.reserved(),
             self._history.load_secs,
             self._history.failures,
             self._history.devices,
@@ -245,11 +245,11 @@ class Lifecycle:
         queue = [pending for pending in without_job if not pending.outcome.done()]
         for queue_verdict in decide(queue, self.snapshot, self._start):
             pending = self._pending[_key(queue_verdict.queued)]
-            pending.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
+            pending.delayed = queue_verdict.decision if isinstance(queue_verdict.decision, DelayedPlacement) else None
             if isinstance(queue_verdict.decision, ApiError):
                 self._resolve(pending, queue_verdict.decision)
 
-    def _start(self, queued: QueuedModel, cold: Cold) -> None:
+    def _start(self, queued: QueuedModel, cold: ColdPlacement) -> None:
         pending, snapshot = self._pending[_key(queued)], self.snapshot()
         node = self._fleet.node(cold.node)
         resident_mb: dict[str, Megabytes] = {
@@ -266,7 +266,7 @@ class Lifecycle:
         self._jobs[_key(queued)] = task
         task.add_done_callback(lambda task: self._on_load_done(pending, job, task))
 
-    def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[Warm]) -> None:
+    def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[WarmRoute]) -> None:
         job.release()
         del self._jobs[_key(pending)]
         pending.job = None
@@ -288,12 +288,12 @@ class Lifecycle:
         self._drop_if_unused(pending)
         self._wake.set()
 
-    def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
+    def _resolve(self, pending: PendingLoad, outcome: WarmRoute | HelexaError) -> None:
         """Remove a pending load. Pass `outcome`, a node or an error, to all requests that wait for the model."""
         self._pending.pop(_key(pending), None)
         if pending.outcome.done():
             return
-        if isinstance(outcome, Warm):
+        if isinstance(outcome, WarmRoute):
             self._history.awaited[outcome.node, outcome.model] = self._clock()
             pending.outcome.set_result(outcome)
         else:
@@ -309,10 +309,10 @@ class Lifecycle:
     def _eta(self, pending: PendingLoad) -> float | None:
         if pending.job is not None:
             return pending.job.progress().eta_secs
-        if pending.hold is None or pending.hold.until == inf:
+        if pending.delayed is None or pending.delayed.until == inf:
             return None
-        usual_secs = self.snapshot().measured_load_secs(pending.hold.node, pending.model)
-        return max(0.0, pending.hold.until - self._clock()) + (usual_secs or 0.0)
+        usual_secs = self.snapshot().measured_load_secs(pending.delayed.node, pending.model)
+        return max(0.0, pending.delayed.until - self._clock()) + (usual_secs or 0.0)
 
     def _unload_idle(self) -> None:
         """Start to unload the models that were idle for `idle_ttl_secs`."""
@@ -342,5 +342,5 @@ def _key(queued: QueuedModel) -> PendingKey:
     return queued.model, queued.node
 
 
-def _eviction_note(cold: Cold) -> str:
+def _eviction_note(cold: ColdPlacement) -> str:
     return f" instead of {', '.join(cold.evict)}" if cold.evict else ""

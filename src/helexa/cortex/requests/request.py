@@ -23,8 +23,8 @@ from helexa.cortex.usage.token_limit import (
     TokenLimit,
     read_token_limit,
 )
-from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import Headers, refuse_encoded
+from helexa.http.connections.client_disconnect import ClientDisconnected
+from helexa.http.connections.request_head import Headers, reject_encoded
 
 MAX_JSON_BYTES = 256 << 10
 """Maximum length of the body of an administration request."""
@@ -195,7 +195,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     Raises:
         ApiError: 413 if the declared or received length is over `limit` bytes. 408 if the client stops sending the
             body. 503 if the server's memory for request bodies is used up.
-        ClientGone: the client disconnected before the end of the body.
+        ClientDisconnected: the client disconnected before the end of the body.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -208,7 +208,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         chunk = message["body"]
         if size + len(chunk) > limit:
             raise _too_large(limit)
@@ -227,10 +227,10 @@ async def read_json_body(receive: Receive, headers: Headers) -> bytes:
     Raises:
         ApiError: 400 if the client disconnects, 408, 413 or 503 as for `read_body`, 415 if the body is compressed.
     """
-    refuse_encoded(headers)
+    reject_encoded(headers)
     try:
         return await read_body(receive, headers, MAX_JSON_BYTES)
-    except ClientGone:
+    except ClientDisconnected:
         raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None
 
 

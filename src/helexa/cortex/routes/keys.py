@@ -25,7 +25,7 @@ async def list_keys(request: Request) -> Response:
     An admin gets all keys, and a user gets the keys of the user's account.
     """
     gateway, account = _gateway(request), visible_account(request)
-    keys = [(key, "config") for key in gateway.gatekeeper.static]
+    keys = [(key, "config") for key in gateway.authenticator.static]
     keys += [(key, "database") for key in await gateway.keyring.store.list()]
     visible = [(key, source) for key, source in keys if account in (None, key.principal.account_id)]
     budgets = await gateway.ledger.budgets(key.principal for key, _ in visible)
@@ -39,7 +39,7 @@ async def create_key(request: Request) -> Response:
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
         raise invalid_body("expires_at: must be in the future", "expires_at")
     principal = new_key.principal(gateway.catalogue)
-    reject_static(gateway.gatekeeper.static, principal.key_id)
+    reject_static(gateway.authenticator.static, principal.key_id)
     key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
     response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
@@ -54,7 +54,7 @@ async def change_key(request: Request) -> Response:
     """
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await read_json_body(request.receive, request.scope["headers"]))
-    reject_static(gateway.gatekeeper.static, key_id)
+    reject_static(gateway.authenticator.static, key_id)
     key = await gateway.keyring.store.change(
         key_id, lambda principal: key_change.apply_to(principal, gateway.catalogue)
     )
@@ -65,7 +65,7 @@ async def change_key(request: Request) -> Response:
 async def revoke_key(request: Request) -> Response:
     """Revoke a key, and respond with it. Running requests of the key continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    reject_static(gateway.gatekeeper.static, key_id)
+    reject_static(gateway.authenticator.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
     await gateway.keyring.refresh()
     return JsonResponse(await _entry(gateway, key))

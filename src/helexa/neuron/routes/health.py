@@ -17,10 +17,15 @@ async def version(request: Request) -> Response:
 
 
 async def discovery(request: Request) -> Response:
-    """Handle `GET /discovery`: return the hardware of the machine and the maximum prompt length of the node."""
+    """Handle `GET /discovery`: return the hardware of the machine, the node's limits, and the hosts of its group."""
     facts = await asyncio.to_thread(discover)
-    longest = request.app.state.max_prompt_tokens
-    return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
+    group = request.app.state.group
+    limits = {
+        "hosts": None if group is None else group.connected_hosts(),
+        "max_prompt_tokens": request.app.state.max_prompt_tokens,
+        "max_tensor_parallel": request.app.state.max_tensor_parallel(facts),
+    }
+    return JsonResponse(facts.model_copy(update=limits).json_dict())
 
 
 async def health(request: Request) -> Response:

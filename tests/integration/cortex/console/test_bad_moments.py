@@ -58,7 +58,7 @@ def test_answers_and_prompts_run_no_scripts(sign_in: SignIn) -> None:
 def test_names_of_models_nodes_and_keys_run_no_scripts(sign_in: SignIn) -> None:
     name = "Org/<img src=x onerror=window.attacked=1>"
     node = FakeNode(name='"><script>window.attacked=1</script>').holds(name)
-    node.load_refusal = (500, {"error": name})
+    node.load_error = (500, {"error": name})
     with running(node, models=[{"id": "Org/Bad"}]) as fleet:
         fleet.call("POST", "/api/models/load?wait_secs=5", {"model": "Org/Bad"})
         fleet.ask(model=name)
@@ -198,14 +198,14 @@ def test_revoked_key_is_reported_to_its_owner(sign_in: SignIn, fleet: FakeFleet)
 
 def test_failed_load_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet) -> None:
     node = fleet.nodes["n2"]
-    node.load_refusal = (400, {"error": "the weights are truncated"})
+    node.load_error = (400, {"error": "the weights are truncated"})
     page = sign_in()
     page.get_by_role("button", name="Load model…").click()
     page.get_by_label("Model", exact=True).fill("Org/New")
     page.get_by_text("it loads into free memory").wait_for()
     page.get_by_role("button", name="Load", exact=True).click()
     expect(page.get_by_role("alert").first).to_contain_text("the weights are truncated")
-    node.load_refusal = None
+    node.load_error = None
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Try again…").click()
     page.get_by_role("dialog").get_by_role("button", name="Load", exact=True).click()

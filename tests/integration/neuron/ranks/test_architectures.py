@@ -1,76 +1,16 @@
 """Every architecture computes the same logits and tokens on one, two and three ranks."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.load import load_once
-from tiny_models import decode, tiny_model
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-}
-UNEVEN = SHAPE | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
-EXPERTS = {
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-    "shared_expert_intermediate_size": 48,
-}
-HYBRID = SHAPE | {
-    "num_hidden_layers": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": UNEVEN | {"model_type": "llama", "tie_word_embeddings": True},
-    "mistral": SHAPE | {"model_type": "mistral", "sliding_window": 40},
-    "qwen2": SHAPE | {"model_type": "qwen2"},
-    "qwen3": UNEVEN | {"model_type": "qwen3"},
-    "gemma3": SHAPE | {"model_type": "gemma3_text", "sliding_window": 40, "query_pre_attn_scalar": 32},
-    "qwen3_moe": SHAPE | EXPERTS | {"model_type": "qwen3_moe", "shared_expert_intermediate_size": 0},
-    "gpt_oss": SHAPE | EXPERTS | {"model_type": "gpt_oss", "num_local_experts": 8, "sliding_window": 40},
-    "qwen3_5": HYBRID | {"model_type": "qwen3_5_text"},
-    "qwen3_5_moe": HYBRID | EXPERTS | {"model_type": "qwen3_5_moe_text"},
-    "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next"},
-}
-PROMPTS = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
+from neuron.ranks.rank_models import MODELS, STEPS, loaded, logits_and_tokens
+from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@contextmanager
-def loaded(model: Path, **options: Any) -> Iterator[Runner]:
-    """Load a model for the duration of the `with` block."""
-    runner = load_once(model, EngineOptions(kv_cache_mb=8, threads=1, **options))
-    try:
-        yield runner
-    finally:
-        runner.close()
-
-
-def logits_and_tokens(model: Path, **options: Any) -> tuple[Tensor, list[list[int]]]:
-    """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
-    with loaded(model, **options) as runner:
-        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
-    return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -104,9 +44,27 @@ def test_each_rank_holds_its_part_of_the_weights(name: str, tmp_path: Path, capl
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5_moe"])
 def test_logits_over_gloo_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    assert_close_to_one_rank(name, tmp_path, 2, kernels="torch", dtype="float32", tensor_parallel_mode="exact")
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_from_partial_sums_are_close_to_those_of_one_rank(name: str, ranks: int, tmp_path: Path) -> None:
+    assert_close_to_one_rank(name, tmp_path, ranks, kernels="torch", dtype="float32", tensor_parallel_mode="sum")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
+def test_native_logits_from_partial_sums_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    """Only the first token of each prompt is compared, because later tokens may differ."""
     tiny_model(tmp_path, seed=2, **MODELS[name])
-    options = {"kernels": "torch", "dtype": "float32"}
-    expected, expected_tokens = logits_and_tokens(tmp_path, **options)
-    logits, tokens = logits_and_tokens(tmp_path, tensor_parallel=2, **options)
+    expected, _ = logits_and_tokens(tmp_path)
+    logits, _ = logits_and_tokens(tmp_path, tensor_parallel=2, tensor_parallel_mode="sum")
+    torch.testing.assert_close(logits[::STEPS], expected[::STEPS], rtol=0, atol=0.02 * float(expected.std()))
+
+
+def assert_close_to_one_rank(name: str, folder: Path, ranks: int, **options: Any) -> None:
+    tiny_model(folder, seed=2, **MODELS[name])
+    expected, expected_tokens = logits_and_tokens(folder, **options)
+    logits, tokens = logits_and_tokens(folder, tensor_parallel=ranks, **options)
     assert tokens == expected_tokens
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)

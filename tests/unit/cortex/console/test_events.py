@@ -79,7 +79,7 @@ async def test_node_that_goes_down_is_sent_with_the_reason(keyed: Cortex, node: 
 
 
 async def test_failed_load_is_sent_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
-    node.load_refusal = (400, {"error": "no such file"})
+    node.load_error = (400, {"error": "no such file"})
     async with following(keyed, "nodes") as events:
         await ask(keyed, "a", "Org/New")
         entry: Any = {}

@@ -64,13 +64,13 @@ async def test_load_evicts_an_idle_model(pair: Cortex, first: FakeNode) -> None:
 
 
 async def test_failed_load_returns_the_reason_and_can_be_repeated_at_once(pair: Cortex, first: FakeNode) -> None:
-    first.load_refusal = (400, {"error": "the file is truncated"})
+    first.load_error = (400, {"error": "the file is truncated"})
     status, body = await load(pair, "Org/A", "n1")
     assert status == 503 and "the file is truncated" in body["error"]["message"]
     async with pair.client.get(f"{pair.url}/api/nodes", headers=ADMIN) as response:
         [node, _] = (await response.json())["nodes"]
     assert [failure["model"] for failure in node["failures"]] == ["Org/A"]
-    first.load_refusal = None
+    first.load_error = None
     assert (await load(pair, "Org/A", "n1"))[0] == 200
 
 
@@ -78,7 +78,7 @@ async def test_client_requests_try_other_nodes_than_the_administrators(
     pair: Cortex, first: FakeNode, second: FakeNode
 ) -> None:
     first.may_load.clear()
-    first.load_refusal = (500, {"error": "out of memory"})
+    first.load_error = (500, {"error": "out of memory"})
     loading = asyncio.create_task(load(pair, "Org/A", "n1"))
     await eventually(lambda: first.loads)
     asking = asyncio.create_task(pair.ask("Org/A"))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.layers.loader import Loader, own_part, require_shape
+from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
@@ -59,13 +60,14 @@ def estimate_memory(
     config: dict[str, Any],
     ops: Ops,
     policy: QuantPolicy,
+    stage: Stage = WHOLE_MODEL,
 ) -> MemoryEstimate:
     """Return the memory that a model needs with the kernels `ops`, without reading its weights.
 
     Raises:
         ModelFileError: the model cannot be built. Loading it would raise the same error.
     """
-    sizes = _WeightSizes(checkpoint, ops, policy)
+    sizes = _WeightSizes(checkpoint, ops, policy, stage)
     model = architecture(config, sizes)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
@@ -108,24 +110,26 @@ class _WeightSizes(Loader):
         widest: largest number of input and output values per row of a matrix product so far, without the output head.
     """
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
-        super().__init__(checkpoint, ops, lambda done: None)
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy, stage: Stage) -> None:
+        super().__init__(checkpoint, ops, lambda done: None, policy=policy, stage=stage)
         self.allocated = self.peak = self.widest = 0
         self._quantization = policy
         self._embedding: Embedding | None = None
 
     def prepared(
-        self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        read: Callable[[], Weight],
+        ranges: Sequence[RowRange] = (),
+        columns: RowRange | None = None,
     ) -> _Matrix:
         """Count the bytes of a weight matrix in the kernels' format, and return a placeholder.
 
         `read` is not called, so no weights are read.
         """
-        name = key.partition("#")[0]
-        transient_bytes = self.checkpoint.on_meta(name, shape).nbytes  # each rank reads the whole tensor
-        if ranges:
-            shape = (sum(map(len, ranges)), *shape[1:])
-        weight = self.checkpoint.on_meta(name, shape)
+        weight = self.checkpoint.on_meta(key.partition("#")[0], own_part(shape, ranges, columns))
+        transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, quant_format) or weight
@@ -137,9 +141,7 @@ class _WeightSizes(Loader):
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
         """Count the bytes of a tensor that kernels use unchanged. Return a placeholder that needs almost no memory."""
         require_shape(name, self.checkpoint.shape(name), shape)
-        if ranges:
-            shape = (sum(map(len, ranges)), *shape[1:])
-        ones = torch.ones((), device=self.ops.device).expand(shape)
+        ones = torch.ones((), device=self.ops.device).expand(own_part(shape, ranges))
         self._take(ones.nbytes)
         return ones
 
@@ -162,8 +164,13 @@ class _WeightSizes(Loader):
             self.widest = max(self.widest, shares.total)
         return product
 
+    def summed(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
+        """Count the width of the partial results of all ranks, which are gathered before they are added."""
+        self.widest = max(self.widest, self.ranks * outputs)
+        return product
+
     def mixture(
-        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None
     ) -> MixtureOp:
         """Count the bytes of a mixture of experts; return a placeholder function for the mixture."""
         gate_ups, downs = (

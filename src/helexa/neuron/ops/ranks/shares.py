@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.part import Part
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """A contiguous range of a tensor's rows.
+    """A contiguous range of a tensor's rows, or of its columns where a method says so.
 
     Attributes:
         start, stop: first row, and the row after the last row.
@@ -119,6 +120,19 @@ class HeadShares:
         return cls(Shares(tuple(ranges), rank), own)
 
 
-def row_numbers(ranges: Sequence[RowRange]) -> Tensor:
-    """Return the numbers of all rows of `ranges`, int64, in the order of the ranges."""
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in ranges])
+def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
+    """Return the numbers of all rows of `ranges`, in the order of the ranges."""
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
+
+
+def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part:
+    """Return a part of a tensor that a checkpoint can read.
+
+    Args:
+        ranges: ranges of rows; none for all rows.
+        columns: range of columns; None for all columns.
+    """
+    return Part(
+        None if all(rows.whole for rows in ranges) else row_numbers(ranges),
+        None if columns is None or columns.whole else row_numbers((columns,)),
+    )
