@@ -51,7 +51,7 @@ def test_model_is_loaded_compared_and_unloaded(sign_in: SignIn) -> None:
     dialog.get_by_label("Model", exact=True).fill(SECOND)
     expect(dialog).to_contain_text("would load")
     dialog.get_by_role("button", name="Load", exact=True).click()
-    row = page.get_by_role("row", name=SECOND)
+    row = page.locator(".node").get_by_role("row", name=SECOND)
     row.get_by_role("progressbar").wait_for()
     expect(row).to_contain_text("warm")
 
@@ -80,7 +80,7 @@ def test_failed_load_is_shown_with_the_node_s_reason(sign_in: SignIn) -> None:
     page.get_by_label("Model", exact=True).fill(BROKEN)
     page.get_by_text("would load").wait_for()
     page.get_by_role("button", name="Load", exact=True).click()
-    expect(page.get_by_role("row", name=BROKEN)).to_contain_text("truncated")
+    expect(page.locator(".node").get_by_role("row", name=BROKEN)).to_contain_text("truncated")
 
 
 def test_node_is_drained_and_put_back(sign_in: SignIn, stack: Stack) -> None:
