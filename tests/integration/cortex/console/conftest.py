@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from aiohttp import web
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Response, expect
 
 import browsing
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
@@ -36,18 +36,25 @@ def fleet() -> Iterator[FakeFleet]:
 
 @pytest.fixture
 def sign_in(browser: Browser, fleet: FakeFleet) -> Iterator[SignIn]:
-    """Function that opens the console in a new context, signs in, and opens a view. Script errors fail the test."""
+    """Function that opens a view of the console in a new context, signed in with a key. Script errors fail the test.
+
+    The function adds the size of each response in bytes to `sizes`.
+    """
     pages: list[tuple[Page, list[str]]] = []
 
-    def sign_in(key: str | None = ADMIN, view: str = "fleet", url: str = "", **options) -> Page:
+    def sign_in(
+        key: str | None = ADMIN, view: str = "fleet", url: str = "", sizes: list[int] | None = None, **options
+    ) -> Page:
         context = browser.new_context(**{"reduced_motion": "reduce", **options})
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         pages.append((page, browsing.collect_problems(page)))
+        if sizes is not None:
+            page.on("response", lambda response: sizes.append(_size(response)))
+        if key is not None:  # the page shares the cookies of the context's requests
+            assert context.request.post(f"{url or fleet.url}/api/session", data={"key": key}).ok
         page.goto(f"{url or fleet.url}/#/{view}")
         if key is not None:
-            page.get_by_label("API key").fill(key)
-            page.get_by_role("button", name="Sign in").last.click()
             page.get_by_role("button", name="Sign out").wait_for()
         return page
 
@@ -56,6 +63,10 @@ def sign_in(browser: Browser, fleet: FakeFleet) -> Iterator[SignIn]:
     for page, _ in pages:
         page.context.close()
     assert problems == []
+
+
+def _size(response: Response) -> int:
+    return 0 if "/api/events" in response.url else len(response.body())
 
 
 async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
