@@ -50,6 +50,15 @@ def test_sign_in_page_and_dialogs_pass_axe(sign_in: SignIn) -> None:
     assert browsing.violations(page) == []
 
 
+def test_unknown_key_is_reported_in_words(sign_in: SignIn) -> None:
+    page = sign_in(None)
+    page.get_by_label("API key").fill("hlx_unknown")
+    page.get_by_role("button", name="Sign in").last.click()
+    expect(page.get_by_role("alert")).to_contain_text("This gateway does not know this key.")
+    expect(page.get_by_label("API key")).to_have_value("hlx_unknown")
+    assert page.get_by_text("n1").count() == 0
+
+
 def test_keys_open_views_and_focus_the_filter(sign_in: SignIn) -> None:
     page = sign_in()
     page.locator(".node").first.wait_for()

@@ -32,10 +32,19 @@ const STATUS_WORDS = {
 
 async function errorOf(response) {
   let error = {};
-  try { error = (await response.json()).error ?? {}; } catch { /* not JSON: a proxy's page */ }
+  try {
+    error = (await response.json()).error ?? {};
+  } catch {
+    /* not JSON: a proxy's page */
+  }
   if (typeof error === "string") error = { message: error };
   const words = error.message || STATUS_WORDS[response.status] || `The gateway answered with HTTP ${response.status}.`;
-  return new ApiError(sentence(words), response.status, error.code, Number(response.headers.get("retry-after")) || null);
+  return new ApiError(
+    sentence(words),
+    response.status,
+    error.code,
+    Number(response.headers.get("retry-after")) || null,
+  );
 }
 
 export function sentence(text) {
@@ -73,7 +82,8 @@ export async function send(path, { method = "GET", body, signal, headers = {} } 
 }
 
 export const get = async (path, options) => (await send(path, options)).json();
-export const post = async (path, body = {}, options = {}) => (await send(path, { method: "POST", body, ...options })).json();
+export const post = async (path, body = {}, options = {}) =>
+  (await send(path, { method: "POST", body, ...options })).json();
 
 export async function refreshSession() {
   const found = await get("/api/session");
@@ -86,10 +96,18 @@ export async function sessionEnded(error) {
   const before = session.get();
   if (before?.signed_in) interrupted.set(true);
   let now;
-  try { now = await refreshSession(); } catch { return; }
+  try {
+    now = await refreshSession();
+  } catch {
+    return;
+  }
   if (now.signed_in) interrupted.set(false);
-  else if (before?.signed_in) signInRequest.set({ message: sentence(now.reason && !/missing/.test(now.reason) ? now.reason : "your session has ended") });
-  else if (!signInRequest.get() && (now.require_auth || error.code === "invalid_api_key")) signInRequest.set({ message: sentence(error.message) });
+  else if (before?.signed_in)
+    signInRequest.set({
+      message: sentence(now.reason && !/missing/.test(now.reason) ? now.reason : "your session has ended"),
+    });
+  else if (!signInRequest.get() && (now.require_auth || error.code === "invalid_api_key"))
+    signInRequest.set({ message: sentence(error.message) });
 }
 
 export async function signIn(key) {
@@ -101,7 +119,11 @@ export async function signIn(key) {
 
 export async function signOut() {
   interrupted.set(false);
-  try { await send("/api/session", { method: "DELETE" }); } catch { /* the session has ended already */ }
+  try {
+    await send("/api/session", { method: "DELETE" });
+  } catch {
+    /* the session has ended already */
+  }
   await refreshSession();
 }
 
@@ -116,7 +138,8 @@ export function requireAdmin(action) {
 export const seesFleet = (value) => value?.role === "admin" || value?.require_auth === false;
 
 // Return whether lists of requests and charges contain those of all accounts.
-export const seesAllAccounts = (value) => value?.role === "admin" || (value?.require_auth === false && !value.signed_in);
+export const seesAllAccounts = (value) =>
+  value?.role === "admin" || (value?.require_auth === false && !value.signed_in);
 
 // Yield the events of a stream as {event, data}. `data` is text.
 export async function* events(response) {
@@ -131,7 +154,9 @@ export async function* events(response) {
       while ((end = buffer.indexOf("\n\n")) >= 0) {
         const block = buffer.slice(0, end);
         buffer = buffer.slice(end + 2);
-        let event = "message", data = "", comment = "";
+        let event = "message",
+          data = "",
+          comment = "";
         for (const line of block.split("\n")) {
           if (line.startsWith("event:")) event = line.slice(6).trim();
           else if (line.startsWith("data:")) data += (data ? "\n" : "") + line.slice(5).replace(/^ /, "");

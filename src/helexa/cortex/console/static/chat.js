@@ -5,8 +5,22 @@ import { ApiError, events, send, sentence } from "./api.js";
 // Stream an answer. `update` is called with the answer so far, at most every `pause` milliseconds, and at its end.
 // The answer is {text, reasoning, calls, finish, usage, firstAt, lastAt, startedAt, error, progress, route}.
 export async function ask(body, signal, update) {
-  const answer = { text: "", reasoning: "", calls: [], finish: null, usage: null, startedAt: performance.now(), firstAt: null, lastAt: null, error: null, progress: "", route: "" };
-  let timer = null, cost = 0, ended = false;
+  const answer = {
+    text: "",
+    reasoning: "",
+    calls: [],
+    finish: null,
+    usage: null,
+    startedAt: performance.now(),
+    firstAt: null,
+    lastAt: null,
+    error: null,
+    progress: "",
+    route: "",
+  };
+  let timer = null,
+    cost = 0,
+    ended = false;
   const report = () => {
     timer = null;
     const began = performance.now();
@@ -14,13 +28,22 @@ export async function ask(body, signal, update) {
     cost = performance.now() - began;
   };
   // Long answers take longer to show, so they are shown less often.
-  const changed = () => { timer ??= setTimeout(report, Math.max(40, Math.min(1000, 8 * cost))); };
+  const changed = () => {
+    timer ??= setTimeout(report, Math.max(40, Math.min(1000, 8 * cost)));
+  };
   try {
     const response = await send("/v1/chat/completions", { method: "POST", body, signal });
     answer.route = response.headers.get("x-helexa-route") ?? "";
     for await (const { event, data } of events(response)) {
-      if (event === "comment") { answer.progress = data; changed(); continue; }
-      if (data === "[DONE]") { ended = true; break; }
+      if (event === "comment") {
+        answer.progress = data;
+        changed();
+        continue;
+      }
+      if (data === "[DONE]") {
+        ended = true;
+        break;
+      }
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(sentence(chunk.error.message ?? "the answer broke off"), 0, chunk.error.code);
       if (chunk.usage) answer.usage = chunk.usage;
@@ -41,13 +64,21 @@ export async function ask(body, signal, update) {
         answer.firstAt ??= answer.lastAt;
         answer.progress = "";
       }
-      if (choice.finish_reason) { answer.finish = choice.finish_reason; ended = true; }
+      if (choice.finish_reason) {
+        answer.finish = choice.finish_reason;
+        ended = true;
+      }
       changed();
     }
-    if (!ended) throw new ApiError("The stream ended in the middle of the answer: the node or the connection failed.", 0, "cut");
+    if (!ended)
+      throw new ApiError("The stream ended in the middle of the answer: the node or the connection failed.", 0, "cut");
   } catch (error) {
     if (error.name === "AbortError") answer.finish = "stopped";
-    else answer.error = error instanceof ApiError ? { message: error.message, status: error.status, code: error.code } : { message: "The stream ended in the middle of the answer: the connection failed.", code: "cut" };
+    else
+      answer.error =
+        error instanceof ApiError
+          ? { message: error.message, status: error.status, code: error.code }
+          : { message: "The stream ended in the middle of the answer: the connection failed.", code: "cut" };
   }
   clearTimeout(timer);
   answer.calls = answer.calls.filter(Boolean);
@@ -58,6 +89,11 @@ export async function ask(body, signal, update) {
 // Time to first token in milliseconds, and tokens per second between the first and the last token.
 export function speed(answer) {
   if (answer.firstAt == null) return { first: null, rate: null, tokens: null };
-  const tokens = answer.usage?.completion_tokens ?? null, seconds = (answer.lastAt - answer.firstAt) / 1000;
-  return { first: answer.firstAt - answer.startedAt, tokens, rate: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null };
+  const tokens = answer.usage?.completion_tokens ?? null,
+    seconds = (answer.lastAt - answer.firstAt) / 1000;
+  return {
+    first: answer.firstAt - answer.startedAt,
+    tokens,
+    rate: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
+  };
 }

@@ -9,12 +9,29 @@ export function asCurl(body, origin, needsKey) {
   return `curl -N ${origin}/v1/chat/completions -H 'content-type: application/json'${key} \\\n  -d ${shell(JSON.stringify(body, null, 2))}`;
 }
 
-const OPENAI_FIELDS = new Set(["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "tools", "tool_choice", "stream", "stream_options", "reasoning_effort", "frequency_penalty", "presence_penalty"]);
+const OPENAI_FIELDS = new Set([
+  "model",
+  "messages",
+  "temperature",
+  "top_p",
+  "max_tokens",
+  "seed",
+  "stop",
+  "tools",
+  "tool_choice",
+  "stream",
+  "stream_options",
+  "reasoning_effort",
+  "frequency_penalty",
+  "presence_penalty",
+]);
 
 export function asPython(body, origin, needsKey) {
-  const { stream, stream_options: _, ...fields } = body;
+  const fields = Object.fromEntries(Object.entries(body).filter(([name]) => !/^stream/.test(name)));
   const extra = Object.fromEntries(Object.entries(fields).filter(([name]) => !OPENAI_FIELDS.has(name)));
-  const lines = Object.entries(fields).filter(([name]) => OPENAI_FIELDS.has(name)).map(([name, value]) => `    ${name}=${python(value, 4)},`);
+  const lines = Object.entries(fields)
+    .filter(([name]) => OPENAI_FIELDS.has(name))
+    .map(([name, value]) => `    ${name}=${python(value, 4)},`);
   if (Object.keys(extra).length) lines.push(`    extra_body=${python(extra, 4)},`);
   const key = needsKey ? `os.environ["${KEY}"]` : '"any"';
   return `${needsKey ? "import os\n\n" : ""}from openai import OpenAI
@@ -37,8 +54,18 @@ function python(value, indent) {
   if (value === true) return "True";
   if (value === false) return "False";
   if (typeof value === "number") return String(value);
-  if (typeof value === "string") return JSON.stringify(value).replace(/[\u007f-\uffff]/g, (character) => (/\p{Cc}|\p{Cf}|\p{Cs}|[\u2028\u2029]/u.test(character) ? `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}` : character));
-  if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${pad}    ${python(one, indent + 4)},`).join("\n")}\n${pad}]` : "[]";
+  if (typeof value === "string")
+    return JSON.stringify(value).replace(/[\u007f-\uffff]/g, (character) =>
+      /\p{Cc}|\p{Cf}|\p{Cs}|[\u2028\u2029]/u.test(character)
+        ? `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`
+        : character,
+    );
+  if (Array.isArray(value))
+    return value.length
+      ? `[\n${value.map((one) => `${pad}    ${python(one, indent + 4)},`).join("\n")}\n${pad}]`
+      : "[]";
   const entries = Object.entries(value);
-  return entries.length ? `{${entries.map(([name, one]) => `${JSON.stringify(name)}: ${python(one, indent + 4)}`).join(", ")}}` : "{}";
+  return entries.length
+    ? `{${entries.map(([name, one]) => `${JSON.stringify(name)}: ${python(one, indent + 4)}`).join(", ")}}`
+    : "{}";
 }

@@ -9,7 +9,8 @@ export function nodeState(node) {
   if (node.misses > 0) return { kind: "warned", word: "not answering", detail: node.problem ?? "" };
   if (node.cordoned) {
     const running = runningOf(node);
-    return running ? { kind: "wait", word: "draining", detail: plural(running, "running request") }
+    return running
+      ? { kind: "wait", word: "draining", detail: plural(running, "running request") }
       : { kind: "idle", word: "cordoned", detail: "gets no new requests and loads" };
   }
   return { kind: "good", word: "up", detail: "" };
@@ -35,7 +36,7 @@ const STATUS = {
 const known = new WeakMap();
 export function modelsOf(node) {
   let rows = known.get(node);
-  if (!rows) known.set(node, rows = computeModels(node));
+  if (!rows) known.set(node, (rows = computeModels(node)));
   return rows;
 }
 
@@ -45,36 +46,61 @@ function computeModels(node) {
   const failures = new Map(node.failures.map((one) => [one.model, one]));
   const poisoned = new Map((node.poisoned ?? []).map((one) => [one.model_id, one.error]));
   const rows = new Map();
-  for (const info of node.models) rows.set(info.id, { id: info.id, info, ...STATUS[info.status] ?? STATUS.loaded });
+  for (const info of node.models) rows.set(info.id, { id: info.id, info, ...(STATUS[info.status] ?? STATUS.loaded) });
   const activation = node.activation ?? { pending: [], failed: [] };
   for (const id of [activation.in_progress, ...activation.pending].filter(Boolean)) {
-    if (!rows.has(id)) rows.set(id, { id, ...STATUS.loading, word: id === activation.in_progress ? "loading" : "queued" });
+    if (!rows.has(id))
+      rows.set(id, { id, ...STATUS.loading, word: id === activation.in_progress ? "loading" : "queued" });
   }
-  for (const id of progress.keys()) if (rows.get(id)?.kind !== "good") rows.set(id, { ...rows.get(id), id, ...STATUS.loading });
+  for (const id of progress.keys())
+    if (rows.get(id)?.kind !== "good") rows.set(id, { ...rows.get(id), id, ...STATUS.loading });
   for (const [id, failure] of failures) {
-    if (!progress.has(id) && rows.get(id)?.kind !== "good") rows.set(id, { ...rows.get(id), id, kind: "failed", word: "failed", detail: reason(failure.message, id, node.name), failure });
+    if (!progress.has(id) && rows.get(id)?.kind !== "good")
+      rows.set(id, {
+        ...rows.get(id),
+        id,
+        kind: "failed",
+        word: "failed",
+        detail: reason(failure.message, id, node.name),
+        failure,
+      });
   }
   for (const one of activation.failed ?? []) {
-    if (!rows.has(one.model_id)) rows.set(one.model_id, { id: one.model_id, kind: "failed", word: "failed", detail: one.error });
+    if (!rows.has(one.model_id))
+      rows.set(one.model_id, { id: one.model_id, kind: "failed", word: "failed", detail: one.error });
   }
   return [...rows.values()].map((row) => {
     const result = { ...row, load: load.get(row.id), running: node.in_flight[row.id] ?? 0, node: node.name };
     if (row.kind === "wait") {
-      const own = progress.get(row.id), info = row.info;
+      const own = progress.get(row.id),
+        info = row.info;
       result.progress = own ?? { fraction: info?.progress, stage: info?.stage };
-      if (!own && activation.in_progress === row.id) result.progress = { fraction: activation.progress, stage: activation.stage };
+      if (!own && activation.in_progress === row.id)
+        result.progress = { fraction: activation.progress, stage: activation.stage };
     }
     if (poisoned.has(row.id)) result.detail = poisoned.get(row.id);
-    if (row.info?.servable && !row.info.servable.ok) Object.assign(result, { kind: "failed", word: "cannot serve", detail: [row.info.servable.reason, row.info.servable.detail].filter(Boolean).join(": ") });
-    if (node.draining.includes(row.id)) Object.assign(result, { kind: "wait", word: "unloading", detail: "waits for its running requests" });
-    else if (node.failing.includes(row.id)) Object.assign(result, { kind: "failed", word: "failing", detail: "requests failed; the node gets none for a moment" });
+    if (row.info?.servable && !row.info.servable.ok)
+      Object.assign(result, {
+        kind: "failed",
+        word: "cannot serve",
+        detail: [row.info.servable.reason, row.info.servable.detail].filter(Boolean).join(": "),
+      });
+    if (node.draining.includes(row.id))
+      Object.assign(result, { kind: "wait", word: "unloading", detail: "waits for its running requests" });
+    else if (node.failing.includes(row.id))
+      Object.assign(result, {
+        kind: "failed",
+        word: "failing",
+        detail: "requests failed; the node gets none for a moment",
+      });
     if (!node.healthy) Object.assign(result, { kind: "idle", word: "unreachable", progress: undefined });
     return result;
   });
 }
 
 // The reason of a failed load, without the beginning that repeats the model and the node.
-export const reason = (message, model, node) => message.replace(`model '${model}' could not be loaded on node '${node}': `, "");
+export const reason = (message, model, node) =>
+  message.replace(`model '${model}' could not be loaded on node '${node}': `, "");
 
 // Memory of a node: a list of {label, used, total} in MB, one entry per device, or one for the host.
 export function memoryOf(node) {
@@ -87,11 +113,13 @@ export function memoryOf(node) {
     temperature: device.temp_c,
   }));
   if (devices.length) return devices;
-  if (node.memory_total_mb) return [{ label: "memory", used: node.memory_total_mb - node.memory_free_mb, total: node.memory_total_mb }];
+  if (node.memory_total_mb)
+    return [{ label: "memory", used: node.memory_total_mb - node.memory_free_mb, total: node.memory_total_mb }];
   return [];
 }
 
-export const hitRate = (load) => (load?.prompt_tokens_total ? load.cached_prompt_tokens_total / load.prompt_tokens_total : null);
+export const hitRate = (load) =>
+  load?.prompt_tokens_total ? load.cached_prompt_tokens_total / load.prompt_tokens_total : null;
 
 export function hardware(node) {
   const discovery = node.discovery;
@@ -99,12 +127,26 @@ export function hardware(node) {
   const names = new Map();
   for (const device of discovery.devices) names.set(device.name, (names.get(device.name) ?? 0) + 1);
   if (names.size) return [...names].map(([name, times]) => (times > 1 ? `${times} × ${name}` : name)).join(", ");
-  return [discovery.cpu, discovery.memory_total_mb ? memory(discovery.memory_total_mb) : ""].filter(Boolean).join(" · ");
+  return [discovery.cpu, discovery.memory_total_mb ? memory(discovery.memory_total_mb) : ""]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 // Sums over all nodes for the figures above the view.
 export function sums(nodes) {
-  const result = { up: 0, warm: 0, loading: 0, failed: 0, running: 0, queued: 0, decode: 0, used: 0, total: 0, prompt: 0, cached: 0 };
+  const result = {
+    up: 0,
+    warm: 0,
+    loading: 0,
+    failed: 0,
+    running: 0,
+    queued: 0,
+    decode: 0,
+    used: 0,
+    total: 0,
+    prompt: 0,
+    cached: 0,
+  };
   for (const node of nodes) {
     if (node.healthy) result.up += 1;
     for (const row of modelsOf(node)) {
@@ -120,7 +162,10 @@ export function sums(nodes) {
       result.prompt += one.prompt_tokens_total;
       result.cached += one.cached_prompt_tokens_total;
     }
-    for (const one of memoryOf(node)) { result.used += one.used; result.total += one.total; }
+    for (const one of memoryOf(node)) {
+      result.used += one.used;
+      result.total += one.total;
+    }
   }
   return result;
 }
@@ -130,10 +175,26 @@ export function problems(nodes) {
   const found = [];
   for (const node of nodes) {
     const state = nodeState(node);
-    if (state.kind === "failed" || state.kind === "warned") found.push({ key: `n:${node.name}`, kind: state.kind, title: `${node.name} is ${state.word}.`, text: state.detail, node: node.name });
+    if (state.kind === "failed" || state.kind === "warned")
+      found.push({
+        key: `n:${node.name}`,
+        kind: state.kind,
+        title: `${node.name} is ${state.word}.`,
+        text: state.detail,
+        node: node.name,
+      });
     if (!node.healthy) continue;
     for (const row of modelsOf(node)) {
-      if (row.kind === "failed" || row.kind === "warned") found.push({ key: `m:${node.name}:${row.id}`, kind: row.kind, title: `${row.id} ${row.word === "failed" ? "failed to load" : `is ${row.word}`} on ${node.name}.`, text: row.detail ?? "", node: node.name, model: row.id, retry: row.word === "failed" });
+      if (row.kind === "failed" || row.kind === "warned")
+        found.push({
+          key: `m:${node.name}:${row.id}`,
+          kind: row.kind,
+          title: `${row.id} ${row.word === "failed" ? "failed to load" : `is ${row.word}`} on ${node.name}.`,
+          text: row.detail ?? "",
+          node: node.name,
+          model: row.id,
+          retry: row.word === "failed",
+        });
     }
   }
   return found;

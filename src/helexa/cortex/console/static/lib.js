@@ -33,7 +33,9 @@ export function useStore(store, select = (value) => value) {
   last.current = selected;
   const [, rerender] = useState(0);
   useEffect(() => {
-    const check = () => { if (!Object.is(select(store.get()), last.current)) rerender((count) => count + 1); };
+    const check = () => {
+      if (!Object.is(select(store.get()), last.current)) rerender((count) => count + 1);
+    };
     check();
     return store.subscribe(check);
   }, [store]);
@@ -45,9 +47,14 @@ export function memo(view) {
   return class extends Component {
     shouldComponentUpdate(next) {
       const names = Object.keys(next);
-      return names.length !== Object.keys(this.props).length || names.some((name) => !Object.is(next[name], this.props[name]));
+      return (
+        names.length !== Object.keys(this.props).length ||
+        names.some((name) => !Object.is(next[name], this.props[name]))
+      );
     }
-    render(props) { return h(view, props); }
+    render(props) {
+      return h(view, props);
+    }
   };
 }
 
@@ -55,12 +62,21 @@ export function memo(view) {
 // should contain the account, so that another account that signs in does not see the value.
 export function useTabState(name, initial, limit = 400_000) {
   const [value, setValue] = useState(() => {
-    try { return JSON.parse(sessionStorage.getItem(name)) ?? initial; } catch { return initial; }
+    try {
+      return JSON.parse(sessionStorage.getItem(name)) ?? initial;
+    } catch {
+      return initial;
+    }
   });
   useEffect(() => {
     const timer = setTimeout(() => {
       const text = JSON.stringify(value);
-      try { if (text.length <= limit) sessionStorage.setItem(name, text); else sessionStorage.removeItem(name); } catch { /* full */ }
+      try {
+        if (text.length <= limit) sessionStorage.setItem(name, text);
+        else sessionStorage.removeItem(name);
+      } catch {
+        /* full */
+      }
     }, 300);
     return () => clearTimeout(timer);
   }, [value]);
@@ -89,14 +105,29 @@ export function duration(milliseconds) {
   if (milliseconds < 1000) return `${whole.format(milliseconds)} ms`;
   const seconds = milliseconds / 1000;
   if (seconds < 60) return `${plain.format(seconds)} s`;
-  const units = seconds < 3600 ? [[60, "min"], [1, "s"]] : seconds < 172_800 ? [[3600, "h"], [60, "min"]] : [[86_400, "d"], [3600, "h"]];
+  const units =
+    seconds < 3600
+      ? [
+          [60, "min"],
+          [1, "s"],
+        ]
+      : seconds < 172_800
+        ? [
+            [3600, "h"],
+            [60, "min"],
+          ]
+        : [
+            [86_400, "d"],
+            [3600, "h"],
+          ];
   const [[large, largeName], [small, smallName]] = units;
   const rest = Math.floor((seconds % large) / small);
   return `${Math.floor(seconds / large)} ${largeName}${rest ? ` ${rest} ${smallName}` : ""}`;
 }
 
 // A context length in tokens, which is usually a multiple of 1,024.
-export const context = (tokens) => (tokens >= 1024 && tokens % 1024 === 0 ? `${count(tokens / 1024)}k` : compact(tokens));
+export const context = (tokens) =>
+  tokens >= 1024 && tokens % 1024 === 0 ? `${count(tokens / 1024)}k` : compact(tokens);
 
 const two = (value) => String(value).padStart(2, "0");
 export function clock(milliseconds) {

@@ -73,7 +73,11 @@ function lost(problem) {
 
 // Events that arrive together change the stores once, at most once per frame.
 async function read(response) {
-  let fresh = [], nodesChanged = false, models = null, dropped = 0, scheduled = false;
+  let fresh = [],
+    nodesChanged = false,
+    models = null,
+    dropped = 0,
+    scheduled = false;
   const apply = () => {
     scheduled = false;
     if (nodesChanged || models) {
@@ -81,10 +85,14 @@ async function read(response) {
       live.set((state) => ({ ...state, ...(nodes ? { nodes } : {}), ...(models ? { models } : {}) }));
     }
     if (fresh.length || dropped) {
-      const added = fresh.reverse(), lostNow = dropped;
+      const added = fresh.reverse(),
+        lostNow = dropped;
       requests.set(({ rows, lost }) => ({ rows: [...added, ...rows].slice(0, MOST_REQUESTS), lost: lost + lostNow }));
     }
-    fresh = []; nodesChanged = false; models = null; dropped = 0;
+    fresh = [];
+    nodesChanged = false;
+    models = null;
+    dropped = 0;
   };
   for await (const { event, data } of events(response)) {
     if (event === "comment") continue;
@@ -93,8 +101,10 @@ async function read(response) {
       names = value;
       for (const name of [...byName.keys()]) if (!names.includes(name)) byName.delete(name);
       nodesChanged = true;
-    } else if (event === "node") { byName.set(value.name, value); nodesChanged = true; }
-    else if (event === "models") models = value;
+    } else if (event === "node") {
+      byName.set(value.name, value);
+      nodesChanged = true;
+    } else if (event === "models") models = value;
     else if (event === "request") fresh.push(value);
     else if (event === "dropped") dropped += value.requests;
     else if (event === "end") {
@@ -102,7 +112,10 @@ async function read(response) {
       if (value.error.code !== "shutting_down") await sessionEnded(value.error);
       return;
     }
-    if (!scheduled) { scheduled = true; requestAnimationFrame(apply); }
+    if (!scheduled) {
+      scheduled = true;
+      requestAnimationFrame(apply);
+    }
   }
   apply();
 }

@@ -32,15 +32,20 @@ function Header({ current }) {
   const [theme, setTheme] = useState(helexaTheme.current);
   return html`<header class="top">
     <a class="brand" href="#/fleet">helexa <span>console</span></a>
-    <nav aria-label="Views">${VIEWS.map((view, index) => html`
-      <a href=${`#/${view.name}`} aria-current=${view.name === current ? "page" : undefined} title=${`g ${index + 1}`}>${view.title}</a>`)}
+    <nav aria-label="Views">${VIEWS.map(
+      (view, index) => html`
+      <a href=${`#/${view.name}`} aria-current=${view.name === current ? "page" : undefined} title=${`g ${index + 1}`}>${view.title}</a>`,
+    )}
       ${value?.bench_url && html`<a href=${value.bench_url} rel="noreferrer">Bench ↗</a>`}
     </nav>
     <button type="button" class="theme" aria-label=${`Theme: ${theme}`} title=${`Theme: ${theme}`} onClick=${() => setTheme(helexaTheme.next())}><span class="long">Theme: ${theme}</span><span class="short" aria-hidden="true">${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</span></button>
-    ${value && (value.signed_in
-      ? html`<span class="who"><bdi title=${`key ${value.key_id}`}>${value.account_id}</bdi>${value.role === "admin" && html`<span class="badge">admin</span>`}
+    ${
+      value &&
+      (value.signed_in
+        ? html`<span class="who"><bdi title=${`key ${value.key_id}`}>${value.account_id}</bdi>${value.role === "admin" && html`<span class="badge">admin</span>`}
           <button type="button" class="theme" onClick=${signOut}>Sign out</button></span>`
-      : html`<button type="button" class="theme" onClick=${() => signInRequest.set({ message: "" })}>Sign in</button>`)}
+        : html`<button type="button" class="theme" onClick=${() => signInRequest.set({ message: "" })}>Sign in</button>`)
+    }
   </header>`;
 }
 
@@ -59,8 +64,19 @@ function SignInForm({ message, needsAdmin, onDone }) {
       if (needsAdmin && found.role !== "admin") setProblem("This key is valid, but it is not an admin's key.");
       else onDone?.();
     } catch (error) {
-      setProblem(error.status === 401 && error.code === "invalid_api_key" ? sentence(error.message.replace(/^Invalid API key\.$/, "This gateway does not know this key. Check that it is complete")) : error.message);
-    } finally { setBusy(false); }
+      setProblem(
+        error.status === 401 && error.code === "invalid_api_key"
+          ? sentence(
+              error.message.replace(
+                /^Invalid API key\.$/,
+                "This gateway does not know this key. Check that it is complete",
+              ),
+            )
+          : error.message,
+      );
+    } finally {
+      setBusy(false);
+    }
   };
   return html`<form class="form" onSubmit=${submit}>
     ${message && html`<p class="callout notice" role="status">${message}</p>`}
@@ -88,14 +104,18 @@ function View({ route }) {
   const [problem, setProblem] = useState(null);
   const open = () => {
     setProblem(null);
-    view.load().then((module) => { loaded.set(view.name, module.default); rerender((n) => n + 1); }, setProblem);
+    view.load().then((module) => {
+      loaded.set(view.name, module.default);
+      rerender((n) => n + 1);
+    }, setProblem);
   };
   useEffect(() => {
     document.title = `${view.title} · helexa`;
     if (!loaded.has(view.name)) open();
   }, [view.name]);
   const Content = loaded.get(view.name);
-  if (problem) return html`<main id="main" tabindex="-1"><${Failed} error=${{ message: "A part of the page could not be loaded. The gateway may have been updated: reload the page." }} retry=${() => location.reload()} /></main>`;
+  if (problem)
+    return html`<main id="main" tabindex="-1"><${Failed} error=${{ message: "A part of the page could not be loaded. The gateway may have been updated: reload the page." }} retry=${() => location.reload()} /></main>`;
   return html`<main id="main" tabindex="-1" class=${`view-${view.name}`}>${Content ? html`<${Content} query=${route.query} />` : html`<${Loading} />`}</main>`;
 }
 
@@ -117,9 +137,15 @@ function App() {
   const value = useStore(session);
   const request = useStore(signInRequest);
   const [problem, setProblem] = useState(null);
-  const start = () => { setProblem(null); refreshSession().then(startLive, setProblem); };
+  const start = () => {
+    setProblem(null);
+    refreshSession().then(startLive, setProblem);
+  };
   useEffect(start, []);
-  useEffect(() => { if (route.name === "" || route.name === "sign-in-failed" && value?.signed_in) history.replaceState(null, "", "#/fleet"); }, [route.name, value]);
+  useEffect(() => {
+    if (route.name === "" || (route.name === "sign-in-failed" && value?.signed_in))
+      history.replaceState(null, "", "#/fleet");
+  }, [route.name, value]);
   const current = VIEWS.find((one) => one.name === route.name)?.name ?? "fleet";
   const gated = value && value.require_auth && !value.signed_in;
   const kept = useStore(interrupted);
@@ -131,26 +157,43 @@ function App() {
   else if (gated && !kept) content = html`<${SignInPage} failed=${route.name === "sign-in-failed"} />`;
   else content = html`<${View} key=${account.current} route=${route} />`;
   return html`
-    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to content</a>
+    <a class="skip" href="#main" onClick=${(event) => {
+      event.preventDefault();
+      document.getElementById("main")?.focus();
+    }}>Skip to content</a>
     <${Header} current=${current} />
     ${kept && !request && html`<div class="banner"><${Notice} title="You are signed out." action=${html`<button type="button" class="button" onClick=${() => signInRequest.set({ message: "" })}>Sign in</button>`}>What you typed is still here.</${Notice}></div>`}
     <${Connection} />
     ${content}
-    ${request && html`<${Dialog} title=${request.needsAdmin ? "Sign in as an admin" : "Sign in"} onClose=${() => signInRequest.set(null)}>
-      <div class="body"><${SignInForm} ...${request} onDone=${() => signInRequest.set(null)} /></div></${Dialog}>`}
+    ${
+      request &&
+      html`<${Dialog} title=${request.needsAdmin ? "Sign in as an admin" : "Sign in"} onClose=${() => signInRequest.set(null)}>
+      <div class="body"><${SignInForm} ...${request} onDone=${() => signInRequest.set(null)} /></div></${Dialog}>`
+    }
     <${Toasts} />`;
 }
 
 // Keys outside of fields: / focuses the filter, g and a number open a view.
 let going = false;
 addEventListener("keydown", (event) => {
-  if (event.target.closest?.("input, select, textarea, dialog, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (
+    event.target.closest?.("input, select, textarea, dialog, [contenteditable]") ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey
+  )
+    return;
   if (event.key === "/") {
     const field = document.querySelector("main [type=search]");
-    if (field) { field.focus(); event.preventDefault(); }
+    if (field) {
+      field.focus();
+      event.preventDefault();
+    }
   } else if (event.key === "g") {
     going = true;
-    setTimeout(() => { going = false; }, 1200);
+    setTimeout(() => {
+      going = false;
+    }, 1200);
   } else if (going && /^[1-9]$/.test(event.key)) {
     const view = VIEWS[Number(event.key) - 1];
     if (view) location.hash = `#/${view.name}`;

@@ -6,7 +6,8 @@ import "./vendor/purify.min.js";
 const purify = window.DOMPurify;
 const LONGEST_BLOCK = 20_000; // a longer unfinished block is shown as plain text until it ends
 
-const escape = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+const escape = (text) =>
+  text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
 // HTML in an answer is shown as text. DOMPurify would remove it, and the reader would not see what the model wrote.
 marked.use({ gfm: true, breaks: false, async: false, renderer: { html: ({ text }) => escape(text) } });
@@ -18,7 +19,39 @@ purify.addHook("afterSanitizeAttributes", (element) => {
 
 const SETTINGS = {
   RETURN_TRUSTED_TYPE: true,
-  ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "kbd", "li", "ol", "p", "pre", "s", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"],
+  ALLOWED_TAGS: [
+    "a",
+    "b",
+    "blockquote",
+    "br",
+    "code",
+    "del",
+    "em",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "hr",
+    "i",
+    "kbd",
+    "li",
+    "ol",
+    "p",
+    "pre",
+    "s",
+    "strong",
+    "sub",
+    "sup",
+    "table",
+    "tbody",
+    "td",
+    "th",
+    "thead",
+    "tr",
+    "ul",
+  ],
   ALLOWED_ATTR: ["href", "title", "start", "align", "class", "target", "rel"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
@@ -27,23 +60,38 @@ const SETTINGS = {
 
 // Return HTML of a piece of Markdown, safe to insert into the page.
 export function toHtml(text) {
-  try { return purify.sanitize(marked.parse(text), SETTINGS); } catch { return purify.sanitize(escape(text), SETTINGS); }
+  try {
+    return purify.sanitize(marked.parse(text), SETTINGS);
+  } catch {
+    return purify.sanitize(escape(text), SETTINGS);
+  }
 }
 
 // Split a text into blocks: {kind: "text" | "code" | "plain", text, language, done}. While a text grows, all blocks but
 // the last stay equal, so that only the last one is rendered again.
 export function blocks(text) {
   const result = [];
-  let start = 0, fence = null, fenceStart = 0;
+  let start = 0,
+    fence = null,
+    fenceStart = 0;
   const lines = /[^\n]*\n?/g;
   let match;
-  const pushText = (end) => { if (end > start && text.slice(start, end).trim()) result.push({ kind: "text", text: text.slice(start, end) }); };
+  const pushText = (end) => {
+    if (end > start && text.slice(start, end).trim()) result.push({ kind: "text", text: text.slice(start, end) });
+  };
   while ((match = lines.exec(text)) && match[0]) {
-    const line = match[0], begin = match.index, end = begin + line.length;
+    const line = match[0],
+      begin = match.index,
+      end = begin + line.length;
     const opening = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)/.exec(line);
     if (fence) {
       if (opening && opening[1][0] === fence.mark[0] && opening[1].length >= fence.mark.length && !opening[2]) {
-        result.push({ kind: "code", language: fence.language, text: text.slice(fenceStart, begin).replace(/\n$/, ""), done: true });
+        result.push({
+          kind: "code",
+          language: fence.language,
+          text: text.slice(fenceStart, begin).replace(/\n$/, ""),
+          done: true,
+        });
         fence = null;
         start = end;
       }

@@ -6,13 +6,22 @@ import { createStore, html, nameParts, useEffect, useRef, useState, useStore } f
 export function Dialog({ title, onClose, children, wide, className = "" }) {
   const ref = useRef(null);
   useEffect(() => {
-    const dialog = ref.current, before = document.activeElement;
+    const dialog = ref.current,
+      before = document.activeElement;
     dialog.showModal();
-    return () => { dialog.close(); if (before?.isConnected) before.focus(); };
+    return () => {
+      dialog.close();
+      if (before?.isConnected) before.focus();
+    };
   }, []);
-  const outside = (event) => { if (event.target === ref.current) onClose(); };
+  const outside = (event) => {
+    if (event.target === ref.current) onClose();
+  };
   return html`<dialog ref=${ref} class=${`${wide ? "wide" : ""} ${className}`} aria-label=${title}
-    onCancel=${(event) => { event.preventDefault(); onClose(); }} onMouseDown=${outside}>
+    onCancel=${(event) => {
+      event.preventDefault();
+      onClose();
+    }} onMouseDown=${outside}>
     <div class="sheet">
       <div class="head"><h2>${title}</h2><button type="button" class="plain close" aria-label="Close" onClick=${onClose}>✕</button></div>
       ${children}
@@ -28,7 +37,9 @@ export function Menu({ label, items }) {
   useEffect(() => {
     if (!open) return undefined;
     ref.current.querySelector('[role="menuitem"]')?.focus();
-    const close = (event) => { if (!ref.current?.contains(event.target)) setOpen(false); };
+    const close = (event) => {
+      if (!ref.current?.contains(event.target)) setOpen(false);
+    };
     addEventListener("pointerdown", close);
     return () => removeEventListener("pointerdown", close);
   }, [open]);
@@ -40,17 +51,29 @@ export function Menu({ label, items }) {
       ref.current.querySelector("button").focus();
     } else if (step) {
       event.preventDefault();
-      if (!open) { setOpen(true); return; }
+      if (!open) {
+        setOpen(true);
+        return;
+      }
       const all = [...ref.current.querySelectorAll('[role="menuitem"]')];
       all[(all.indexOf(document.activeElement) + step + all.length) % all.length]?.focus();
     } else if (event.key === "Tab") setOpen(false);
   };
-  const choose = (item) => { setOpen(false); ref.current.querySelector("button").focus(); item.run(); };
+  const choose = (item) => {
+    setOpen(false);
+    ref.current.querySelector("button").focus();
+    item.run();
+  };
   return html`<span class="menu" ref=${ref} onKeyDown=${onKeyDown}>
     <button type="button" class="plain" aria-label=${label} title=${label} aria-haspopup="menu" aria-expanded=${open}
       onClick=${() => setOpen(!open)}>⋯</button>
-    ${open && html`<span class="menu-items" role="menu" aria-label=${label}>${entries.map((item) => html`
-      <button type="button" role="menuitem" tabindex="-1" class=${item.danger ? "danger" : ""} onClick=${() => choose(item)}>${item.label}</button>`)}</span>`}
+    ${
+      open &&
+      html`<span class="menu-items" role="menu" aria-label=${label}>${entries.map(
+        (item) => html`
+      <button type="button" role="menuitem" tabindex="-1" class=${item.danger ? "danger" : ""} onClick=${() => choose(item)}>${item.label}</button>`,
+      )}</span>`
+    }
   </span>`;
 }
 
@@ -66,12 +89,20 @@ const dismiss = (id) => toasts.set((all) => all.filter((one) => one.id !== id));
 
 export function Toasts() {
   const all = useStore(toasts);
-  return html`<div class="toasts" role="status" aria-live="polite">${all.map((one) => html`
+  return html`<div class="toasts" role="status" aria-live="polite">${all.map(
+    (one) => html`
     <div key=${one.id} class=${`toast ${one.kind}`}>
       <span dir="auto">${one.text}</span>
-      ${one.action && html`<button type="button" class="plain" onClick=${() => { dismiss(one.id); one.action.run(); }}>${one.action.label}</button>`}
+      ${
+        one.action &&
+        html`<button type="button" class="plain" onClick=${() => {
+          dismiss(one.id);
+          one.action.run();
+        }}>${one.action.label}</button>`
+      }
       <button type="button" class="plain" aria-label="Dismiss" onClick=${() => dismiss(one.id)}>✕</button>
-    </div>`)}</div>`;
+    </div>`,
+  )}</div>`;
 }
 
 export function CopyButton({ text, label = "Copy", className = "button small" }) {
@@ -108,18 +139,22 @@ export function Code({ text, language = "", title = "" }) {
 
 // A filled bar. `parts`: {share, kind}; `label` says the same in words.
 export function Bar({ parts, label }) {
-  return html`<span class="meter" role="img" aria-label=${label} title=${label}>${parts.map((part) => html`
-    <i class=${part.kind ?? ""} style=${{ width: `${Math.min(100, Math.max(0, part.share * 100)).toFixed(1)}%` }}></i>`)}</span>`;
+  return html`<span class="meter" role="img" aria-label=${label} title=${label}>${parts.map(
+    (part) => html`
+    <i class=${part.kind ?? ""} style=${{ width: `${Math.min(100, Math.max(0, part.share * 100)).toFixed(1)}%` }}></i>`,
+  )}</span>`;
 }
 
-export const Empty = ({ title, children, action }) => html`<div class="nothing"><h3>${title}</h3>${children && html`<p>${children}</p>`}${action}</div>`;
+export const Empty = ({ title, children, action }) =>
+  html`<div class="nothing"><h3>${title}</h3>${children && html`<p>${children}</p>`}${action}</div>`;
 
 export function Notice({ kind = "notice", title, children, action }) {
   return html`<div class=${`callout ${kind}`} role=${kind === "failed" ? "alert" : "status"}>
     <div>${title && html`<strong dir="auto">${title}</strong>`} <span dir="auto">${children}</span></div>${action}</div>`;
 }
 
-export const Badge = ({ kind = "", title, children }) => html`<span class=${`badge ${kind}`} title=${title}>${children}</span>`;
+export const Badge = ({ kind = "", title, children }) =>
+  html`<span class=${`badge ${kind}`} title=${title}>${children}</span>`;
 
 export function ModelName({ id }) {
   const [organization, name] = nameParts(id);
@@ -132,7 +167,8 @@ export function Figures({ items }) {
 }
 
 // Placeholders of the same height as the content that is loading.
-export const Loading = ({ rows = 4, label = "Loading" }) => html`<div class="skeleton" role="status" aria-label=${label}>${Array.from({ length: rows }, () => html`<i></i>`)}</div>`;
+export const Loading = ({ rows = 4, label = "Loading" }) =>
+  html`<div class="skeleton" role="status" aria-label=${label}>${Array.from({ length: rows }, () => html`<i></i>`)}</div>`;
 
 export function Failed({ error, retry }) {
   return html`<div class="nothing"><h3>This could not be loaded</h3><p dir="auto">${error.message}</p>
@@ -153,6 +189,11 @@ export function useLoad(load, dependencies) {
       if (mine === newest.current) setState((old) => ({ data: old.data, error, loading: false }));
     }
   };
-  useEffect(() => { run(); return () => { newest.current += 1; }; }, dependencies);
+  useEffect(() => {
+    run();
+    return () => {
+      newest.current += 1;
+    };
+  }, dependencies);
   return { ...state, reload: run };
 }
