@@ -263,8 +263,8 @@ function ModelsOfUser() {
       <input id="fleet-filter" type="search" placeholder="Filter  /" value=${filter} onInput=${(event) => setFilter(event.target.value)} /></div></div>
     <section class="card">${
       visible.length
-        ? html`<div class="scroll" tabindex="0" role="group" aria-label="Models"><table class="models">
-      <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="n">Context</th><th scope="col">Can</th><th><span class="unseen">Actions</span></th></tr></thead>
+        ? html`<div class="scroll" tabindex="0" role="group" aria-label="Models"><table class="models few">
+      <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col" class="n">Context</th><th scope="col">Features</th><th><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${visible.map(
         (model) => html`<tr key=${model.id}><th scope="row"><${ModelName} id=${model.id} /></th>
         <td><${State} row=${{ id: model.id, kind: KIND[model.state], word: model.state, progress: model.progress }} /></td>

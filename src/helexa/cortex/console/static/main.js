@@ -27,17 +27,19 @@ function useRoute() {
   return { name: route[0], query: new URLSearchParams(route[1] ?? "") };
 }
 
-function Header({ current }) {
+function Header({ current, gated }) {
   const value = useStore(session);
   const [theme, setTheme] = useState(helexaTheme.current);
   return html`<header class="top">
     <a class="brand" href="#/fleet">helexa <span>console</span></a>
-    <nav aria-label="Views">${VIEWS.map(
-      (view, index) => html`
+    ${
+      !gated &&
+      html`<nav aria-label="Views">${VIEWS.map(
+        (view, index) => html`
       <a href=${`#/${view.name}`} aria-current=${view.name === current ? "page" : undefined} title=${`g ${index + 1}`}>${view.title}</a>`,
-    )}
-      ${value?.bench_url && html`<a href=${value.bench_url} rel="noreferrer">Bench ↗</a>`}
-    </nav>
+      )}
+      ${value?.bench_url && html`<a href=${value.bench_url} rel="noreferrer">Bench ↗</a>`}</nav>`
+    }
     <button type="button" class="theme" aria-label=${`Theme: ${theme}`} title=${`Theme: ${theme}`} onClick=${() => setTheme(helexaTheme.next())}><span class="long">Theme: ${theme}</span><span class="short" aria-hidden="true">${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</span></button>
     ${
       value &&
@@ -161,7 +163,7 @@ function App() {
       event.preventDefault();
       document.getElementById("main")?.focus();
     }}>Skip to content</a>
-    <${Header} current=${current} />
+    <${Header} current=${current} gated=${gated && !kept} />
     ${kept && !request && html`<div class="banner"><${Notice} title="You are signed out." action=${html`<button type="button" class="button" onClick=${() => signInRequest.set({ message: "" })}>Sign in</button>`}>What you typed is still here.</${Notice}></div>`}
     <${Connection} />
     ${content}
