@@ -18,6 +18,8 @@ Speculation is off. All prompts differ, so there are no prefix cache hits. Each 
     step_bytes, kv_bytes    bytes of weights and of KV cache that a decode step reads
     bandwidth_gb_s          memory read bandwidth of the machine, measured directly before a decode row
     ceiling_tok_s           highest decode rate that this bandwidth allows
+    exchange_share          fraction of the time of decoding in which rank 0 exchanges results with the other ranks or
+                            waits for them
 """
 
 import os
@@ -49,6 +51,7 @@ class Engine:
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
         self._runner = load_once(local_path(model), options)
+        self._share = 0.0  # of the last decode row's time, for exchanges with other ranks
         # Different contents in all pages prevent the host from merging pages.
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
 
@@ -77,6 +80,7 @@ class Engine:
             kv_bytes=kv,
             bandwidth_gb_s=round(bandwidth / 1e9, 1),
             kernels=kernels,
+            **self._exchange_share(),
         )
 
     def decode(self, row: Row) -> float:
@@ -86,10 +90,12 @@ class Engine:
         while any(sequence.generated == 0 for sequence in sequences):
             self._step(scheduler)
         generated_before = sum(sequence.generated for sequence in sequences)
+        exchange_before = self._exchange_seconds()
         begin = time.perf_counter()
         for _ in range(DECODE_STEPS):
             self._step(scheduler)
         seconds = time.perf_counter() - begin
+        self._share = (self._exchange_seconds() - exchange_before) / seconds
         return (sum(sequence.generated for sequence in sequences) - generated_before) / seconds
 
     def prefill(self, row: Row) -> float:
@@ -104,6 +110,13 @@ class Engine:
     def close(self) -> None:
         """End the additional processes (ranks) of a tensor-parallel engine."""
         self._runner.close()
+
+    def _exchange_seconds(self) -> float:
+        exchange = self._runner.ops.exchange
+        return 0.0 if exchange is None else exchange.seconds
+
+    def _exchange_share(self) -> dict[str, float]:
+        return {} if self._runner.computes_alone else {"exchange_share": round(self._share, 3)}
 
     def _start(self, sequences: int, length: int) -> Scheduler:
         scheduler = Scheduler(self._options, PagePool(self._runner.facts.kv_pages, PAGE_SIZE))

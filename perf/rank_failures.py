@@ -1,6 +1,10 @@
 """Kill and stop random processes (ranks) of a tensor-parallel engine under load, and check that the node recovers.
 
 usage: python perf/rank_failures.py [--model MODEL] [--ranks 2] [--kills 50] [--hangs 20] [--streams 8] [--seed 1]
+           [--pause 1]
+
+`--pause` is the number of seconds between the first response after a fault and the next fault. If the pause is shorter
+than 30 seconds, the node waits before it restarts the engine, because the engine crashes again and again.
 
 A rank is one of the processes that compute the model together. The node runs in its own process. Clients stream greedy
 responses without a pause, and repeat requests that failed. Each fault is a signal to one random rank: SIGKILL or
@@ -32,7 +36,7 @@ from support.soak_node import SoakNode
 
 TOKENS = 48
 BACK_SECONDS = 120.0
-PAUSE_SECONDS = 1.0
+END_SECONDS = 1.0
 
 
 async def complete(session: aiohttp.ClientSession, node: SoakNode, number: int) -> str | None:
@@ -110,14 +114,14 @@ async def run(arguments: argparse.Namespace, folder: Path) -> bool:
             ]
             records = []
             for fault in faults:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(arguments.pause)
                 records.append(await strike(session, node, fault))
                 print(json.dumps(records[-1]), flush=True)
             for client in clients:
                 client.cancel()
                 with suppress(asyncio.CancelledError):
                     await client
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(END_SECONDS)
             health = await get(session, f"{node.url}/health")
             pages = [(model["kv_pages_free"], model["kv_pages_total"]) for model in health["models"]]
     summary = {
@@ -142,6 +146,7 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=20)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=1.0)
     arguments = parser.parse_args()
     random.seed(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:

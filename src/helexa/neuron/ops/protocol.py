@@ -72,6 +72,7 @@ class Ops(ABC):
         step_bytes: bytes of the weights that one decode step of a single sequence reads. Building the model increases
             the number: each linear operator adds its weights, and each mixture adds the weights of as many experts as
             one token uses.
+        exchange: how this rank exchanges results with the other ranks; None before `connect`.
         ranks: the position of this process among the ranks (processes) that compute the model together. Set before the
             model is built.
     """
@@ -101,6 +102,7 @@ class Ops(ABC):
         self.gathers = gathers
         self.step_bytes = 0
         self.ranks: RankGroup = SINGLE
+        self.exchange: Exchange | None = None
 
     @abstractmethod
     def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:

@@ -21,5 +21,5 @@ def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, s
         seconds: time limit of one exchange.
     """
     if isinstance(ops, NativeOps):
-        return SharedMemory(memory_fd)
+        return SharedMemory(memory_fd, group.rank)
     return Distributed(group, rendezvous, seconds)

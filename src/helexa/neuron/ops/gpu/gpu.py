@@ -135,6 +135,7 @@ class GpuOps(Ops):
 
     def connect(self, exchange: Exchange) -> None:
         """Set how this rank exchanges results with the other ranks that compute the model."""
+        self.exchange = exchange
         self._torch.ranks = self.ranks
         self._torch.connect(exchange)
 

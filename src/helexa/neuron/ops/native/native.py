@@ -165,6 +165,7 @@ class NativeOps(Ops):
     def connect(self, exchange: Exchange) -> None:
         """Set the shared memory in which this rank exchanges results with the other ranks."""
         assert exchange.memory is not None
+        self.exchange = exchange
         self._launcher.share(exchange.memory, self.ranks)
         self._library.join_ranks(exchange.memory, self.ranks)
 

@@ -1,5 +1,6 @@
 """The exchange through `torch.distributed`: gloo for CPUs."""
 
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class Distributed:
     """
 
     memory: Tensor | None = None
+    seconds = 0.0
 
     def __init__(self, group: RankGroup, rendezvous: Path, seconds: float) -> None:
         store = FileStore(str(rendezvous), group.count)
@@ -28,9 +30,11 @@ class Distributed:
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        begin = time.perf_counter()
         widest = max(map(len, shares.ranges))
         padded = torch.zeros(x.shape[0], widest, dtype=x.dtype)
         padded[:, : x.shape[1]] = x
         parts = [torch.empty_like(padded) for _ in shares.ranges]
         self._group.allgather([parts], [padded]).wait()  # pyright: ignore[reportAttributeAccessIssue]
+        self.seconds += time.perf_counter() - begin
         return torch.cat([part[:, : len(rows)] for part, rows in zip(parts, shares.ranges, strict=True)], dim=1)

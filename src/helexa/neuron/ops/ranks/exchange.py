@@ -17,6 +17,11 @@ class Exchange(Protocol):
 
     memory: Tensor | None
 
+    @property
+    def seconds(self) -> float:
+        """Time that this rank has spent in exchanges so far, in seconds."""
+        ...
+
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`] (see `Ops.gather`)."""
         ...

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.ops.constants import EXCHANGE_BYTES, RANK_STATE_BYTES
+from helexa.neuron.ops.constants import EXCHANGE_BYTES, MAX_RANKS, RANK_STATE_BYTES, RANK_TIME_OFFSET
 from helexa.neuron.ops.ranks.shares import Shares
 
 _SIZE = RANK_STATE_BYTES + 2 * EXCHANGE_BYTES
@@ -18,10 +18,19 @@ class SharedMemory:
 
     Args:
         fd: descriptor of the memory, from `create`; the caller may close it afterwards.
+        rank: number of this rank.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.memory: Tensor | None = torch.frombuffer(mmap.mmap(fd, _SIZE), dtype=torch.uint8)
+    def __init__(self, fd: int, rank: int) -> None:
+        memory = torch.frombuffer(mmap.mmap(fd, _SIZE), dtype=torch.uint8)
+        self.memory: Tensor | None = memory
+        start = rank * RANK_STATE_BYTES // MAX_RANKS + RANK_TIME_OFFSET
+        self._nanoseconds = memory[start : start + 8].view(torch.int64)
+
+    @property
+    def seconds(self) -> float:
+        """Time that this rank has spent in exchanges so far, mostly waiting for other ranks."""
+        return int(self._nanoseconds) / 1e9
 
     @staticmethod
     def create() -> int:

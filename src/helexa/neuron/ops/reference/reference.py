@@ -56,7 +56,6 @@ class ReferenceOps(Ops):
             gathers=True,
         )
         self._grouped: SpanGroups | None = None  # the groups of the latest batch, which all layers use
-        self._exchange: Exchange | None = None
 
     def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
@@ -158,12 +157,12 @@ class ReferenceOps(Ops):
 
     def connect(self, exchange: Exchange) -> None:
         """Set how this rank exchanges results with the other ranks that compute the model."""
-        self._exchange = exchange
+        self.exchange = exchange
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather)."""
-        assert self._exchange is not None, "the ranks are not connected"
-        return self._exchange.gather(x, shares)
+        assert self.exchange is not None, "the ranks are not connected"
+        return self.exchange.gather(x, shares)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""

@@ -24,6 +24,7 @@ typedef uint16_t bfloat16;
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
 #define MAX_RANKS 64           /* maximum number of ranks of a model */
 #define RANK_STATE_BYTES 4096  /* bytes of the states of all ranks, at the start of the memory that ranks share */
+#define RANK_TIME_OFFSET 16    /* offset in a rank's state of the time that the rank has spent in exchanges, int64 */
 #define EXCHANGE_BYTES 4194304 /* bytes of each of the two exchange buffers after the states */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 

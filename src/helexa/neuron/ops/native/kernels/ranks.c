@@ -5,12 +5,13 @@
 #include "graph.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #endif
 
@@ -20,10 +21,12 @@
 typedef struct {
     _Atomic uint32_t arrived, sleepers; /* number of exchanges at which the rank has arrived; threads that wait for it */
     volatile int64_t progress;          /* the rank's progress count, see `report_progress` */
-    uint8_t padding[48];
+    int64_t nanoseconds;                /* time that the rank has spent in `meet_ranks` */
+    uint8_t padding[40];
 } rank_state;
 
 _Static_assert(sizeof(rank_state) * MAX_RANKS == RANK_STATE_BYTES, "the states fill the start of the shared memory");
+_Static_assert(offsetof(rank_state, nanoseconds) == RANK_TIME_OFFSET, "Python reads the time at this offset");
 
 static uint32_t exchanges; /* number of this rank's finished exchanges */
 
@@ -60,12 +63,19 @@ static void sleep_for(rank_state *other, uint32_t exchange) {
 #endif
 }
 
+static int64_t nanoseconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
 /* Return once all ranks have called this function equally often. While this rank waits for another rank, it reports
  * progress whenever the other rank makes progress. */
 KERNEL(meet_ranks, item) {
     if (item < 0) return 1;
     rank_state *states = (rank_state *)a->shared, *own = states + a->rank;
     uint32_t exchange = exchanges;
+    int64_t begin = nanoseconds_now();
     atomic_store(&own->arrived, exchange + 1);
 #ifdef __linux__
     if (atomic_load(&own->sleepers)) syscall(SYS_futex, &own->arrived, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -87,6 +97,7 @@ KERNEL(meet_ranks, item) {
         }
     }
     exchanges = exchange + 1;
+    own->nanoseconds += nanoseconds_now() - begin;
     return 0;
 }
 
