@@ -50,8 +50,7 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
         ImageError: the file is too large, has another format than PNG, JPEG, WebP or GIF, has too many pixels, or is
             damaged.
     """
-    if len(data) > limits.max_bytes:
-        raise ImageError(f"the image has {len(data)} bytes, and the limit is {limits.max_bytes}")
+    check_bytes(data, limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about damage that it tolerates
@@ -67,6 +66,12 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     except Exception as error:  # Pillow's plugins raise many types of errors for damaged files
         detail = " ".join(str(error).split())[:200] or type(error).__name__
         raise ImageError(f"the image is damaged: {detail}") from error
+
+
+def check_bytes(data: bytes, limits: ImageLimits) -> None:
+    """Raise an `ImageError` if the file contents `data` are larger than the limit."""
+    if len(data) > limits.max_bytes:
+        raise ImageError(f"the image has {len(data)} bytes, and the limit is {limits.max_bytes}")
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
