@@ -21,7 +21,8 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
     """Return the image processor of a model.
 
     Args:
-        config: configuration of the model with the keys of `config.json`, including `vision_config`.
+        config: configuration of the model with the keys of `config.json`. `vision_config` has all settings that the
+            configuration class of transformers has.
         preprocessor: settings with the keys of `preprocessor_config.json`. For missing settings, the function uses the
             values that the publishers of the architecture ship.
 
@@ -37,26 +38,25 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
     for key in _UNSUPPORTED:
         if preprocessor.get(key):
             raise ModelFileError(f"preprocessor: '{key}' is {preprocessor[key]!r}, supported: False")
-    vision = config.get("vision_config") or {}
+    vision = config["vision_config"]
     try:
         return _READERS[model_type](config, vision, preprocessor)
     except (AttributeError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise ModelFileError(f"preprocessor: invalid settings: {error}") from error
+        raise ModelFileError(f"preprocessor: invalid settings: {error!r}") from error
 
 
 def _qwen3(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenVlProcessor:
-    return _qwen(vision, preprocessor, patch_size=16, pixels=(65536, 16777216), mean=HALF, std=HALF)
+    return _qwen(vision, preprocessor, pixels=(65536, 16777216), mean=HALF, std=HALF)
 
 
 def _qwen2_5(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> QwenVlProcessor:
-    return _qwen(vision, preprocessor, patch_size=14, pixels=(3136, 12845056), mean=CLIP_MEAN, std=CLIP_STD)
+    return _qwen(vision, preprocessor, pixels=(3136, 12845056), mean=CLIP_MEAN, std=CLIP_STD)
 
 
 def _qwen(
     vision: Mapping[str, Any],
     preprocessor: Mapping[str, Any],
     *,
-    patch_size: int,
     pixels: tuple[int, int],
     mean: tuple[float, ...],
     std: tuple[float, ...],
@@ -66,8 +66,8 @@ def _qwen(
     return msgspec.convert(
         {
             "type": "qwen_vl",
-            "patch_size": vision.get("patch_size", patch_size),
-            "merge": vision.get("spatial_merge_size", 2),
+            "patch_size": vision["patch_size"],
+            "merge": vision["spatial_merge_size"],
             "min_pixels": least or preprocessor.get("min_pixels") or pixels[0],
             "max_pixels": most or preprocessor.get("max_pixels") or pixels[1],
             **_common(preprocessor, Image.Resampling.BICUBIC, mean, std),
@@ -77,7 +77,7 @@ def _qwen(
 
 
 def _gemma3(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Gemma3Processor:
-    image_size = vision.get("image_size", 896)
+    image_size = vision["image_size"]
     size = preprocessor.get("size") or {"height": image_size, "width": image_size}
     if (size.get("height"), size.get("width")) != (image_size, image_size):
         raise ModelFileError(
@@ -86,7 +86,7 @@ def _gemma3(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: 
     return msgspec.convert(
         {
             "type": "gemma3",
-            "patch_size": vision.get("patch_size", 14),
+            "patch_size": vision["patch_size"],
             "height": image_size,
             "width": image_size,
             "tokens": config.get("mm_tokens_per_image", 256),
@@ -99,8 +99,8 @@ def _gemma3(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: 
 def _idefics3(
     config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]
 ) -> Idefics3Processor:
-    patch_size, scale_factor = vision.get("patch_size", 32), config.get("scale_factor", 2)
-    tile = (preprocessor.get("max_image_size") or {}).get("longest_edge") or vision.get("image_size", 364)
+    patch_size, scale_factor = vision["patch_size"], config.get("scale_factor", 2)
+    tile = (preprocessor.get("max_image_size") or {}).get("longest_edge") or vision["image_size"]
     side = tile // patch_size // scale_factor
     if side * scale_factor * patch_size > tile or side < 1 or tile // patch_size % scale_factor:
         raise ModelFileError(

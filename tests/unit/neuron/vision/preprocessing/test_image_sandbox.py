@@ -24,9 +24,9 @@ from helexa.neuron.vision.preprocessing.settings import image_processor
 from neuron.vision.images import encoded, noise
 
 LIMITS = ImageLimits()
-QWEN = image_processor({"model_type": "qwen3_5", "vision_config": {"patch_size": 16}}, {})
-GEMMA = image_processor({"model_type": "gemma3", "vision_config": {"image_size": 224}}, {})
-IDEFICS = image_processor({"model_type": "idefics3", "vision_config": {"patch_size": 14}}, {})
+QWEN = image_processor({"model_type": "qwen3_5", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}, {})
+GEMMA = image_processor({"model_type": "gemma3", "vision_config": {"image_size": 224, "patch_size": 14}}, {})
+IDEFICS = image_processor({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}, {})
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from helexa.neuron.vision.preprocessing.settings import image_processor
 from neuron.vision.images import SIZES, encoded, noise
 
 ALL = 1 << 20
-QWEN3 = {"vision_config": {"patch_size": 16}}
-QWEN2_5 = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}}
+QWEN3 = {"vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
+QWEN2_5 = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
 
 
 def prepared(image: Image.Image, processor: ImageProcessor, max_tokens: int = ALL) -> PreparedImage:
@@ -134,7 +134,7 @@ def test_qwen_image_is_shrunk_to_the_maximum_number_of_tokens(width: int, height
 
 
 def test_idefics3_image_is_shrunk_to_fewer_tiles() -> None:
-    processor = image_processor({"model_type": "idefics3", "vision_config": {"patch_size": 14}}, {})
+    processor = image_processor({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}, {})
     layouts = [image_layout(processor, 1456, 1456, tokens) for tokens in (17 * 169, 17 * 169 - 1, 5 * 169, 169, 1)]
     assert [layout.split for layout in layouts] == [(4, 4), (3, 3), (2, 2), (0, 0), (0, 0)]
     assert [layout.tokens for layout in layouts] == [17 * 169, 10 * 169, 5 * 169, 169, 169]
