@@ -102,6 +102,11 @@ class Ops(ABC):
         self.step_bytes = 0
         self.ranks: RankGroup = SINGLE
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Dtype of the tensors that operators pass to each other, except for the residual stream in float32."""
+        return self.dtype
+
     @abstractmethod
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
         """Return the disk cache of a model's converted weights; None if the implementation has no disk cache.

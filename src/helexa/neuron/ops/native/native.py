@@ -89,6 +89,11 @@ class NativeOps(Ops):
         self._batch: Batch | None = None
         self._plans: dict[int, AttentionPlan] = {}  # key: query heads per KV head
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Dtype of the tensors that operators pass to each other: float32. Products round their inputs themselves."""
+        return torch.float32
+
     @staticmethod
     def unsupported_shape(config: dict[str, Any]) -> str | None:
         """Return the reason why the kernels do not support a model of this configuration; None if they support it.
