@@ -25,7 +25,7 @@ _TRANSPOSITIONS = {
 
 
 class ImageError(HelexaError):
-    """An image file cannot be used. The error message is one line for the client."""
+    """An image of a request cannot be used. The error message is one line for the client."""
 
 
 class ImageLimits(msgspec.Struct, frozen=True):
