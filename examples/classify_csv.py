@@ -1,8 +1,8 @@
-"""Put a label on every row of a CSV file: one prompt for each row, all answered side by side.
+"""Add a label to every row of a CSV file. The model answers one prompt per row, many prompts at a time.
 
     python examples/classify_csv.py examples/reviews.csv text > labelled.csv
 
-The answers are held to the labels, so there is nothing to parse and nothing to mistrust but the judgement.
+A JSON Schema limits each answer to one of the labels. The script therefore needs no code that parses free text.
 """
 
 import argparse
@@ -16,7 +16,7 @@ SCHEMA = {"enum": LABELS}
 
 
 def main() -> None:
-    """Read the rows, ask for a label for each, write them with it."""
+    """Read the CSV file, ask the model for the label of each row, and write the rows with their labels to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("column")

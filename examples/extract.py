@@ -1,4 +1,4 @@
-"""Take facts out of texts: each answer is an instance of a pydantic model.
+"""Extract facts from texts. Each answer is an instance of a pydantic model.
 
 echo "Ann Miller, 31, is a baker in York." | python examples/extract.py
 """
@@ -12,7 +12,7 @@ import helexa
 
 
 class Person(BaseModel):
-    """What is wanted of each line. Bounds keep a small model from going on for ever."""
+    """The facts to extract from a line. Length limits are needed because a small model may never end a text."""
 
     name: str = Field(max_length=40)
     age: int = Field(ge=0, le=150)
@@ -20,7 +20,7 @@ class Person(BaseModel):
 
 
 def main() -> None:
-    """Read lines, print a JSON object for each."""
+    """Read lines from stdin, and print the person that each line describes as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     asked = parser.parse_args()

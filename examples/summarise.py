@@ -1,8 +1,9 @@
-"""Summarise a text that is longer than the model's context: its parts first (map), then their summaries (reduce).
+"""Summarize a text that is longer than the model's context: first its parts (map), then their summaries (reduce).
 
     python examples/summarise.py book.txt
 
-The parts are summarised side by side. Where their summaries together are still too long, they are summarised again.
+The model summarizes many parts at a time. If the summaries of all parts together are still too long, they are divided
+into parts and summarized again.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import helexa
 
 
 def parts(text: str, size: int) -> list[str]:
-    """The text in pieces of at most `size` characters, cut between paragraphs where that is possible."""
+    """Divide a text into parts of about `size` characters, between paragraphs if possible, and return the parts."""
     found = [""]
     for paragraph in text.split("\n\n"):
         for start in range(0, len(paragraph), size):
@@ -24,18 +25,18 @@ def parts(text: str, size: int) -> list[str]:
 
 
 def summary(text: str, model: helexa.Model, size: int) -> str:
-    """What the text says, in a few sentences."""
+    """Return a summary of `text` in a few sentences. The model reads about `size` characters at a time."""
     while len(pieces := parts(text, size)) > 1:
         prompts = [f"Summarise in two sentences:\n\n{piece}" for piece in pieces]
         shorter = "\n\n".join(str(answer) for answer in model.batch(prompts, temperature=0, max_tokens=size // 16))
         if len(shorter) >= len(text):
-            break  # it does not get shorter any more
+            break  # another round would not make the text shorter
         text = shorter
     return str(model.generate(f"Summarise in three sentences:\n\n{text[:size]}", temperature=0, max_tokens=200))
 
 
 def main() -> None:
-    """Read the file, print its summary."""
+    """Read a text file and print its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--model")

@@ -1,8 +1,9 @@
-"""Ask the same question several times and take the answer that most agree on (self-consistency).
+"""Ask the model the same question several times, and print the most frequent answer (self-consistency).
 
     python examples/vote.py "What is 17 + 25?" --choices 41 42 43
 
-The model thinks aloud in each of its answers, then each is asked for its result alone.
+In the first request, the model writes several answers with its reasoning. For each of them, a second request asks for
+the result, which must be one of the choices.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import helexa
 
 
 def main() -> None:
-    """Ask, count, print the winner and the votes."""
+    """Ask the question, count the answers, and print the most frequent answer and all counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question")
     parser.add_argument("--choices", nargs="+", required=True)

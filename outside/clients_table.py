@@ -12,8 +12,8 @@ def with_table(page: str, result: str) -> str:
     """Return the text `page` of docs/clients.md with a new table between the two markers.
 
     Args:
-        page: present text of docs/clients.md.
-        result: JSON text of a run.
+        page: current text of docs/clients.md.
+        result: results of a run as JSON text.
 
     Raises:
         ValueError: a marker is missing in `page`.

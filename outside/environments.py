@@ -1,4 +1,4 @@
-"""Installs outside programs: each in its own virtual environment or npm folder, which is reused by later runs."""
+"""Installs outside programs: each in its own virtual environment or npm folder, which later runs use again."""
 
 import hashlib
 import os
@@ -13,11 +13,13 @@ from npm import NODE, NODE_PATH, NPM
 
 
 class InstallError(Exception):
-    """The installation of a program failed. The message ends with the installer's output."""
+    """Error: the installation of an outside program failed. The message ends with the output of pip or npm."""
 
 
 def prepare(program: Program, folder: Path) -> Path:
-    """Install a program below `folder`, if these versions are not installed yet. Return the path of its environment.
+    """Install an outside program below `folder`, unless it is installed. Return the path of its environment.
+
+    A program is installed again if the versions of its packages in programs.toml have changed.
 
     Raises:
         InstallError: pip or npm failed.

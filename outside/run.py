@@ -1,7 +1,9 @@
-"""Try outside programs against the whole stack: `make outside`, `make outside PART=sdk`, `make outside ONLY=codex`.
+"""Test helexa's gateway and node with outside programs: SDKs, coding agents, evaluators and browsers.
 
-Prints a table and writes all outcomes as JSON. The exit status is 1 if a check failed that is not on the list of known
-failures in programs.toml, or if an entry of that list is out of date.
+usage: make outside, make outside PART=sdk, make outside ONLY=codex
+
+The script prints a table of the outcomes and writes all outcomes as JSON. The exit status is 1 if a check failed that
+is not a known failure in programs.toml, or if a known failure has passed.
 """
 
 import argparse
@@ -27,7 +29,8 @@ import packages
 
 def main() -> int:
     """Run the selected programs, print and store the outcomes, and return the exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the stack and the programs with the runner
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exit through `finally` blocks, which end all child
+    # processes
     options = _options()
     listed = programs.load()
     chosen = listed.chosen(options.part, options.only)
@@ -57,7 +60,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Run the selected programs and yield the result of each. Test files of the project run first."""
+    """Run the checks of the selected programs and yield the result of each. Test files of helexa run first."""
     scripts = [program for program in chosen if program.registry != "tests"]
     for program in chosen:
         if program not in scripts:
@@ -68,7 +71,7 @@ def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> I
 
 
 def _with_stack(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Install the programs, start gateway and node, and run one program after the other. Yield the results."""
+    """Install the programs, start a gateway and a node, and run the checks of each program. Yield the results."""
     ready: list[tuple[Program, Path | Check]] = []
     for program in chosen:
         _say(f"{program.name}: installing")

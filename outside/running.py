@@ -68,7 +68,7 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
 
 
 def run_tests(program: Program, logs: Path) -> Result:
-    """Run the project's test files for a program with pytest. Each test counts as one check."""
+    """Run helexa's test files for a program with pytest, and return the outcomes. Each test counts as one check."""
     report = logs / f"{program.name}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
@@ -95,7 +95,7 @@ def read_junit(report: Path) -> list[Check]:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: str, timeout_secs: float, log: Path) -> str | None:
-    """Run a command in a new process session. Return why it failed, or None if it succeeded."""
+    """Run a command in a new process session, with its output in the file `log`. Return why it failed, or None."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Starts gateway and node as a user does: with `helexa up`, several models and free ports."""
+"""Starts a gateway and a node with the command `helexa up`, as users do, but on free ports and with several models."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def serving(models: list[Path], folder: Path) -> Iterator[str]:
         folder: folder for logs.
 
     Raises:
-        RuntimeError: not all models could be served. The message ends with the log.
+        RuntimeError: not all models could be served. The message ends with the log of `helexa up`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gateway, metrics, node = free_port(), free_port(), free_port()

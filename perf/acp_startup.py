@@ -2,10 +2,13 @@
 
 usage: python perf/acp_startup.py [--runs 10]
 
-Each run starts a new process with an empty home folder and an endpoint that refuses connections. A first warm-up run
-fills the system's caches and is not counted. The script prints one line per row, with the median and each run's value
-in seconds: `initialize` and `session/new` from the start of the process, and `cpu`, the CPU time of the process at the
-answer to `session/new`. The verdict applies to `initialize`.
+Each run starts a new agent process with an empty home folder and an LLM endpoint that refuses connections. A first
+warm-up run fills the system's caches and is not counted. The script prints three JSON lines, each with the median and
+every run's value in seconds:
+
+    initialize      time from the start of the process to the answer to `initialize`; must be at most 0.7 s
+    session/new     time from the start of the process to the answer to `session/new`
+    cpu             CPU time of the process until the answer to `session/new`
 """
 
 import argparse
@@ -21,7 +24,7 @@ from typing import Any
 
 import psutil
 
-START_BAR = 0.7
+START_THRESHOLD = 0.7
 
 
 def main() -> None:
@@ -32,7 +35,7 @@ def main() -> None:
         values = [run[name] for run in runs]
         row: dict[str, Any] = {"row": name, "median": round(median(values), 3), "values": values}
         if name == "initialize":
-            row |= {"bar": START_BAR, "holds": median(values) <= START_BAR}
+            row |= {"threshold": START_THRESHOLD, "holds": median(values) <= START_THRESHOLD}
         print(json.dumps(row))
 
 

@@ -2,18 +2,21 @@
 
 usage: python perf/agreement.py MODEL [--oracle PYTHON] [--plain] [--dtypes auto,float32] [--threads N]
 
-MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp, and PYTHON is an interpreter that
-has xllamacpp. The oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits in products
-with quantized weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a
-copy of the file with float32 weights and does not round activations.
+MODEL is a GGUF file or a Hugging Face folder. For a GGUF file, the oracle is llama.cpp, and PYTHON is a Python
+interpreter that has xllamacpp. For a folder, the oracle is transformers in float32. llama.cpp rounds activations to 8
+bits in products with quantized weights, which changes the logprobs of small models by some tenths. With `--plain`,
+llama.cpp reads a copy of the file with float32 weights and does not round activations.
 
 The script generates 32 tokens after each of five prompts, or fewer if the oracle ends its text. The last prompt is
-long. For each dtype and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of
-the first difference (`at`), helexa's token (`ours`) and the oracle's two best tokens (`best`). `gap` is the logprob
-difference of these two tokens according to the oracle. `our_gap` is the difference according to helexa, negative if
-helexa prefers the second token.
+long. For each dtype and prompt, a JSON line reports whether all tokens are equal. If they differ, the line contains:
 
-The exit status is 1 if tokens differ at a gap above 0.05, which is not a near tie.
+    at          position of the first difference
+    ours        helexa's token at this position
+    best        the oracle's two best tokens at this position
+    gap         difference of the two best tokens' logprobs in the oracle
+    our_gap     the same difference in helexa; negative if helexa prefers the second token
+
+The exit status is 1 if tokens differ and `gap` is larger than 0.05. A smaller gap is a near tie.
 """
 
 import argparse
@@ -50,20 +53,20 @@ PROMPTS = [
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
     "def fibonacci(n: int) -> int:\n    ",
     "Die drei häufigsten Gründe, warum Züge zu spät kommen, sind",
-    (FOLDER / "sample.txt").read_text() * 2,
+    (FOLDER / "support/sample.txt").read_text() * 2,
 ]
 
 
 def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
-    """Run the reference engine in another process and return its output line for each prompt."""
+    """Run the oracle (the other engine) in another process, and return its output line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
-    command = [python, str(FOLDER / script), str(model), str(STEPS)]
+    command = [python, str(FOLDER / "peers" / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"prompt"')]
 
 
 def plain_oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
-    """Run the reference engine on a copy of the model with float32 weights. Return its output line for each prompt."""
+    """Run the oracle on a copy of the GGUF file `model` with float32 weights. Return its line for each prompt."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "plain.gguf"
         plain_copy(model, copy)
@@ -71,7 +74,7 @@ def plain_oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
 
 
 class Engine:
-    """The helexa engine. It runs one prompt at a time."""
+    """helexa's engine in this process. It runs one prompt at a time."""
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         self._options = options
@@ -79,16 +82,17 @@ class Engine:
         self.kernels = self._runner.ops.name
 
     def follow(self, prompt: list[int]) -> tuple[list[int], Tensor]:
-        """Generate greedily after `prompt`.
+        """Generate `STEPS` tokens greedily after the token ids `prompt`.
 
-        Return the tokens, and the logprobs of each step with shape [STEPS, vocabulary].
+        Returns:
+            The generated tokens, and the logprobs of all tokens at each step with shape [STEPS, vocabulary].
         """
         facts = self._runner.facts
         states = StatePool(1, facts.snapshots) if facts.state_bytes else None
         scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
         request = Generate(id=0, prompt=prompt, max_tokens=STEPS, sampling=SamplingParams(temperature=0))
-        if (refusal := scheduler.add(Sequence(request))) is not None:
-            raise SystemExit(refusal.error)
+        if (rejection := scheduler.add(Sequence(request))) is not None:
+            raise SystemExit(rejection.error)
         tokens: list[int] = []
         rows: list[Tensor] = []
         while not scheduler.idle:
@@ -101,10 +105,10 @@ class Engine:
 
 
 def compare(line: dict[str, Any], tokens: list[int], logprobs: Tensor) -> dict[str, Any]:
-    """Return the output line that compares helexa's tokens for a prompt with the tokens of the reference engine.
+    """Return the output line that compares helexa's tokens after a prompt with the tokens of the oracle.
 
     Args:
-        line: output line of the reference engine.
+        line: the oracle's output line for the prompt (see `oracle_llama_cpp.py`).
         tokens: helexa's tokens.
         logprobs: helexa's logprobs with shape [STEPS, vocabulary].
     """

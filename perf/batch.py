@@ -1,15 +1,21 @@
-"""Compare the throughput of `helexa.batch` with the engine alone on the same thousand short prompts.
+"""Compare the throughput of the library's `helexa.batch` with the engine alone, on the same thousand short prompts.
 
 usage: python perf/batch.py [MODEL] [--prompts 1000] [--width 32] [--tokens 32] [--rounds 2]
 
-The library and the engine alone run in separate processes, in turns. Answers are greedy and have at most `--tokens`
-tokens. The prompts share only the beginning of the chat template. The engine alone runs as in `perf/engine.py`
-(scheduler, runner and sampler in one process, speculation off), but each finished prompt is replaced by a new prompt.
-Its rate therefore includes the prefill. The library's clock starts once the model is loaded.
+The library and the engine alone run one after the other, in separate processes, `--rounds` times. Answers are greedy
+and have at most `--tokens` tokens. The prompts share only the beginning of the chat template. At most `--width` prompts
+run at a time. The engine alone runs as in `perf/engine.py`: scheduler, runner and sampler in one process, without
+speculation. When an answer ends, the next prompt starts, so the rate of the engine alone includes prefill. The time for
+loading the model does not count.
 
-JSON lines: `tok_s` counts the generated tokens of all prompts; `cpu_s` is the CPU time during the run, of this process
-(`library`) and of the engine; `held_mb` is the memory of this process after a tenth of the prompts and at the end. The
-last line has the ratio of the two best rates, which must be at least 0.9.
+Each run prints a JSON line with these keys:
+
+    tok_s       generated tokens of all prompts per second
+    cpu_s       CPU seconds of the process of the library (`library`) and of the engine process (`engine`)
+    held_mb     resident MiB of the library's process after a tenth of the prompts, and at the end
+
+The last line has `ratio`, the library's best rate divided by the best rate of the engine alone. It must be at least
+0.9.
 """
 
 import argparse
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     import psutil
 
 WORDS = ("river", "stone", "window", "garden", "letter", "mirror", "engine", "forest", "candle", "bridge", "harbour")
-BAR = 0.9
+THRESHOLD = 0.9
 
 
 def prompts(count: int) -> list[str]:
@@ -115,7 +121,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def _cpu(process: "psutil.Process") -> dict[str, float]:
-    """Return the CPU seconds of the process and of its child processes."""
+    """Return the CPU seconds of a process (`library`) and of all its child processes together (`engine`)."""
     own_cpu = process.cpu_times()
     spent = {"library": own_cpu.user + own_cpu.system}
     children = [child.cpu_times() for child in process.children(recursive=True)]
@@ -150,7 +156,7 @@ def main() -> None:
         print(run.stdout, end="", flush=True)
         best[subject] = max(best[subject], json.loads(run.stdout)["tok_s"])
     ratio = best["library"] / best["engine"]
-    print(json.dumps({"ratio": round(ratio, 3), "bar": BAR, "held": ratio >= BAR}))
+    print(json.dumps({"ratio": round(ratio, 3), "threshold": THRESHOLD, "held": ratio >= THRESHOLD}))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,20 @@
 usage: python perf/bench_agreement.py ENDPOINT MODEL --guidellm DIR [--concurrency 2] [--requests 24] [--turns 3]
            [--prompt-tokens 128] [--max-tokens 64] [--out snapshot.json]
 
-In every turn, the two tools run one after the other, so that other activity on the machine affects both. Each tool
-keeps `--concurrency` requests in flight until all responses are complete. Both use prompts of the same words, and no
-prompt is sent twice. guidellm runs in a virtual environment in DIR, which the script creates if it is missing. The
-environment uses torch and other shared packages of the interpreter that runs the script.
+guidellm is a load generator of the vLLM project. In every turn, helexa-bench and guidellm run one after the other, so
+that other activity on the machine affects both. Each tool keeps `--concurrency` requests in flight until all responses
+are complete. Both use prompts of the same words, and no prompt is sent twice. guidellm runs in a virtual environment in
+DIR, which the script creates if it is missing. This environment also uses the packages (such as torch) of the
+interpreter that runs the script.
 
-Medians are over the requests of all turns. The timestamps of both tools are evaluated with helexa-bench's definitions:
-TTFT, TPOT = (last token - first token) / (n - 1), throughput = all tokens of a turn / (last end - first start).
+The script computes the results of both tools from their timestamps, with the definitions of helexa-bench:
+
+    ttft_s          seconds from the request to the first token
+    tpot_s          (time of the last token - time of the first token) / (number of tokens - 1)
+    output_tps      tokens of all responses of a turn / (end of the last response - start of the first request)
+
+The script prints medians over the requests of all turns and their ratios. The exit status is 1 if a ratio differs from
+1 by more than 5 %.
 """
 
 import argparse
@@ -28,7 +35,7 @@ from typing import Any
 
 from support.machine import commit, machine
 
-from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.measurement.clock import SystemClock
 from helexa.bench.measurement.measures import measure, measure_run
 from helexa.bench.measurement.prompt_request import PromptRequest, Turn
@@ -42,7 +49,7 @@ MEASURES = ("ttft_s", "tpot_s", "output_tps")
 
 @dataclass(frozen=True)
 class Load:
-    """The requests that each tool sends in one turn."""
+    """The number and size of the requests that each tool sends to a server in one turn."""
 
     endpoint: str
     model: str
@@ -52,14 +59,14 @@ class Load:
     max_tokens: int
 
     def prompts(self) -> list[str]:
-        """Return prompts that have not been used before, one for each request of a turn."""
+        """Return new random prompts, one for each request of a turn."""
         source = Prompts(0, secrets.token_hex(8))
         return [source.cold(self.prompt_tokens)[0].text for _ in range(self.requests)]
 
 
 @dataclass(frozen=True)
 class TurnResults:
-    """The results of one tool in one turn: latencies of each request, and the total throughput."""
+    """The results of one tool in one turn: TTFT and TPOT of each request in seconds, and all tokens per second."""
 
     ttft_s: list[float]
     tpot_s: list[float]
@@ -67,10 +74,10 @@ class TurnResults:
 
 
 async def run_helexa_bench(load: Load) -> TurnResults:
-    """Send the load of one turn with helexa-bench's client and return the results."""
+    """Send the requests of one turn with helexa-bench's client and return the results."""
     prompts = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
-        client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+        client = Client(session, load.endpoint, api_format_of("openai"), SystemClock(), ignore_eos=True)
 
         async def user() -> list[RequestRecord]:
             return [await client.ask(prompt) for prompt in prompts]
@@ -88,7 +95,13 @@ async def run_helexa_bench(load: Load) -> TurnResults:
 
 
 def run_guidellm(load: Load, program: Path, folder: Path) -> TurnResults:
-    """Send the load of one turn with guidellm and return the results."""
+    """Send the requests of one turn with guidellm and return the results.
+
+    Args:
+        load: the number and size of the requests.
+        program: path of guidellm's program.
+        folder: folder for guidellm's input and output files.
+    """
     data, report = folder / "prompts.jsonl", folder / "report.json"
     lines = [json.dumps({"prompt": text, "output_tokens_count": load.max_tokens}) for text in load.prompts()]
     data.write_text("\n".join(lines))
@@ -135,7 +148,7 @@ def installed(folder: Path) -> Path:
 
 
 def medians(turns: Sequence[TurnResults]) -> dict[str, float]:
-    """Return the median of each latency over all requests, and the median throughput over all turns."""
+    """Return the medians of TTFT and TPOT over the requests of all turns, and the median throughput over the turns."""
     return {
         "ttft_s": statistics.median(value for turn in turns for value in turn.ttft_s),
         "tpot_s": statistics.median(value for turn in turns for value in turn.tpot_s),

@@ -3,14 +3,18 @@
 usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
            [--peer llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR] [--out snapshot.json]
 
-In every turn, each engine measures all rows once in a new process. The engines run one after the other, so that other
-activity on the machine affects all of them: helexa, llama.cpp, openvino, helexa, ... PYTHON is an interpreter with the
-peer's package (llama-cpp-python, openvino-genai). `--install-peers` creates virtual environments with these packages
-below DIR if they are missing. llama.cpp is then compiled, which takes minutes and needs a C++ compiler.
+A row is one measurement: `decode@B` or `decode@B:C` (B sequences decode together, with C tokens of context each), or
+`prefill@N` (one prompt of N tokens). In every turn, each engine measures all rows once in a new process. The engines
+run one after the other (helexa, llama.cpp, openvino, helexa, ...), so that other activity on the machine affects all of
+them.
 
-A table of medians and ratios is written to stdout, progress to stderr, and all values to the file `--out`. A star marks
-figures whose largest and smallest values differ by more than 15 % of the median. Such figures should be measured again.
-A figure is missing if a peer does not support the row or cannot load the model.
+PYTHON is a Python interpreter with the peer's package (llama-cpp-python or openvino-genai). `--install-peers` creates
+virtual environments with these packages below DIR if they are missing. It then compiles llama.cpp, which takes minutes
+and needs a C++ compiler.
+
+The script writes a table of medians and ratios to stdout, its progress to stderr, and all values to the file `--out`. A
+star in the table marks a result whose largest and smallest values differ by more than 15 % of the median: measure it
+again. A table entry is empty if a peer does not support the row or cannot load the model.
 """
 
 import argparse
@@ -35,13 +39,13 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine: its Python package, and the script that measures it."""
+    """Another engine to compare with: the name of its Python package, and the script that measures it."""
 
     script: str
     package: str
 
     def version(self, python: str) -> str | None:
-        """Return the version of the package that the interpreter `python` has, or None if the package is missing."""
+        """Return the version of the peer's package in the Python interpreter `python`, or None if it is missing."""
         code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
         try:
             completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=60)
@@ -50,7 +54,7 @@ class Peer:
         return completed.stdout.strip() or None
 
     def install(self, folder: Path) -> str:
-        """Create a virtual environment with the package below `folder` if it is missing. Return its interpreter."""
+        """Install the peer's package in a virtual environment in `folder` if it is missing. Return its Python."""
         python = str(folder / "bin" / "python")
         if self.version(python) is None:
             print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
@@ -67,10 +71,10 @@ PEERS = {
 
 
 def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
-    """Run the measuring script of an engine.
+    """Run the command line of the script that measures an engine.
 
     Returns:
-        The script's output lines, and the reason of its failure or None.
+        The script's output lines, one per row, and why the script failed, or None if it succeeded.
     """
     try:
         completed = subprocess.run(
@@ -86,14 +90,14 @@ def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dict[str, str]]:
-    """Run all engines, one after the other, `turns` times. A peer that fails is skipped in the following turns.
+    """Measure all engines, one after the other, `turns` times. A peer that fails is skipped in the following turns.
 
     Args:
-        commands: command line of each engine's script by engine.
+        commands: command line of the script that measures an engine, by name of the engine.
         turns: number of measurements of each engine.
 
     Returns:
-        The figures, and the failures by engine.
+        The measurements, and the error messages of failed peers by name.
     """
     comparison, failures = Comparison(), dict[str, str]()
     for turn in range(1, turns + 1):
@@ -115,7 +119,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
 
 
 def peer_argument(text: str) -> tuple[str, str]:
-    """Parse NAME=PYTHON."""
+    """Parse the value NAME=PYTHON of the option `--peer`. Return the name and the path of the Python interpreter."""
     name, _, python = text.partition("=")
     if name not in PEERS or not python:
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PYTHON with one of the names {', '.join(PEERS)}")
@@ -125,7 +129,7 @@ def peer_argument(text: str) -> tuple[str, str]:
 
 
 def positive(text: str) -> int:
-    """Parse an integer of at least 1."""
+    """Parse an option's value that must be an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
     return int(text)
@@ -154,7 +158,7 @@ def main() -> None:
     rows = ",".join(row.name for row in arguments.rows)
     tail = [str(model), "--rows", rows, "--threads", str(arguments.threads)]
     commands = {OURS: [sys.executable, str(FOLDER / "engine.py"), *tail]}
-    commands |= {name: [python, str(FOLDER / PEERS[name].script), *tail] for name, python in pythons.items()}
+    commands |= {name: [python, str(FOLDER / "peers" / PEERS[name].script), *tail] for name, python in pythons.items()}
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": {"name": model.name, "bytes": model.stat().st_size},

@@ -1,16 +1,23 @@
-"""Measure the engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
+"""Measure helexa's engine alone, in one process without a server: decode rates and prefill rates, as JSON lines.
 
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
            [--dtype auto] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). A decode
-row starts with 64 tokens of context, or with the number after the colon, and runs 64 greedy steps, including scheduler
-and sampler. Speculation is off. All prompts differ, so there are no prefix cache hits.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). There are
+two kinds of rows:
 
-Every line has the keys `engine`, `row`, `tok_s` (tokens per second of all sequences together) and `kernels`. Decode
-lines also have `step_bytes` and `kv_bytes`, the bytes of weights and of KV cache that a step reads. `bandwidth_gb_s` is
-the machine's memory read bandwidth, measured directly before the row. `ceiling_tok_s` is the highest rate that this
-bandwidth allows.
+    decode@B:C      B sequences decode together for 64 greedy steps, from a context of C tokens (64 if C is missing).
+    The
+                    time includes the scheduler and the sampler.
+    prefill@N       one prompt of N tokens, until its first output token.
+
+Speculation is off. All prompts differ, so there are no prefix cache hits. Each row is a JSON line with these keys:
+
+    engine, row, kernels    names of the engine, the row and the kernels
+    tok_s                   tokens per second of all sequences together
+    step_bytes, kv_bytes    bytes of weights and of KV cache that a decode step reads
+    bandwidth_gb_s          memory read bandwidth of the machine, measured directly before a decode row
+    ceiling_tok_s           highest decode rate that this bandwidth allows
 """
 
 import os
@@ -37,7 +44,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 class Engine:
-    """A loaded model. Every measurement uses a new scheduler and new KV pages."""
+    """A model that is loaded in this process. Every measurement uses a new scheduler and an empty prefix cache."""
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
@@ -73,7 +80,7 @@ class Engine:
         )
 
     def decode(self, row: Row) -> float:
-        """Return the decode rate in tokens per second, summed over all sequences."""
+        """Return the decode rate of a row in tokens per second, summed over all sequences."""
         scheduler = self._start(row.sequences, row.context)
         sequences = list(scheduler.waiting)
         while any(sequence.generated == 0 for sequence in sequences):
@@ -86,7 +93,7 @@ class Engine:
         return (sum(sequence.generated for sequence in sequences) - generated_before) / seconds
 
     def prefill(self, row: Row) -> float:
-        """Return the prefill rate: prompt tokens per second until the first token."""
+        """Return the prefill rate of a row: prompt tokens per second until the first output token."""
         scheduler = self._start(1, row.context)
         sequence = scheduler.waiting[0]
         begin = time.perf_counter()
@@ -95,7 +102,7 @@ class Engine:
         return row.context / (time.perf_counter() - begin)
 
     def close(self) -> None:
-        """End the processes of further ranks."""
+        """End the additional processes (ranks) of a tensor-parallel engine."""
         self._runner.close()
 
     def _start(self, sequences: int, length: int) -> Scheduler:
@@ -103,9 +110,9 @@ class Engine:
         greedy = SamplingParams(temperature=0)
         for number in range(sequences):
             request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=greedy)
-            refusal = scheduler.add(Sequence(request))
-            if refusal is not None:
-                raise SystemExit(refusal.error)
+            rejection = scheduler.add(Sequence(request))
+            if rejection is not None:
+                raise SystemExit(rejection.error)
         return scheduler
 
     def _step(self, scheduler: Scheduler) -> None:
@@ -115,7 +122,7 @@ class Engine:
     def _read_bandwidth(self) -> float:
         """Return the machine's memory read bandwidth in bytes per second.
 
-        It is the median of five sums over 1 GiB, each computed by all threads.
+        The bandwidth is the median of five values. For each value, all threads together sum up 1 GiB of memory.
         """
         return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
 

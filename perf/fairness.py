@@ -1,19 +1,26 @@
-"""Measure how much many clients of one principal slow down the requests of another principal, as JSON lines.
+"""Measure how much the clients of one principal slow down the requests of another principal, as JSON lines.
 
 usage: python perf/fairness.py [MODEL] [--crowd 64] [--rounds 3] [--answers 5] [--tokens 48] [--together]
 
 A principal is the account and key that requests are billed to. MODEL is a value of `neuron --model`. The node runs in
-its own process and receives requests with the gateway's headers that name a principal.
+its own process. The requests name their principal in the headers that a gateway would set.
 
-The heavy principal has one client or `--crowd` clients, each of which sends a new request as soon as its last response
-ends. The lengths of their responses vary from half of `--tokens` to one and a half times `--tokens`. The light
-principal's responses are streamed and greedy and have exactly `--tokens` tokens. In each round, `--answers` of them are
-measured next to one other client, then next to `--crowd` clients, each time after a warm-up.
+There are two principals:
 
-There is one JSON line for each number of clients, with medians of the light principal's responses: `seconds` from the
-request to the last token, and `ttft_ms` to the first token. `others_tok_s` is the total rate of the other clients'
-responses that ended in that time. The verdict is the median with many clients divided by the median with one client.
-With `--together`, all clients have the same principal, for comparison.
+* The heavy principal has one client or `--crowd` clients. Each client sends a new request as soon as its last response
+  ends. The lengths of the responses vary from half of `--tokens` to one and a half times `--tokens`.
+* The light principal sends one request after the other. Its responses are streamed and greedy and have exactly
+  `--tokens` tokens.
+
+Each round measures `--answers` responses to the light principal while the heavy principal has one client, then the same
+number while it has `--crowd` clients. There is one JSON line for each number of clients, with these medians:
+
+    seconds         time from the light principal's request to the last token of its response
+    ttft_ms         time from the light principal's request to the first token of its response
+    others_tok_s    total rate of the heavy principal's responses that ended during the measurement
+
+The verdict is `seconds` with `--crowd` clients divided by `seconds` with one client. It must be at most 2. With
+`--together`, all requests have the same principal, for comparison.
 """
 
 import argparse
@@ -28,7 +35,7 @@ import aiohttp
 from support.output import print_line, print_verdict, run
 from support.servers import StreamTiming, client_session, node, stream_completion
 
-BAR = 2.0
+THRESHOLD = 2.0
 
 _serial = itertools.count(1)
 _lengths = random.Random(1)
@@ -36,9 +43,11 @@ _lengths = random.Random(1)
 
 @dataclass
 class Row:
-    """Responses to the light principal next to a given number of other clients.
+    """Measurements with a given number of clients of the heavy principal.
 
-    `others_tok_s` is the total rate of the other clients in each round, in tokens per second.
+    Attributes:
+        answers: timings of the responses to the light principal.
+        others_tok_s: total rate of the heavy principal's clients in each round, in tokens per second.
     """
 
     answers: list[StreamTiming] = field(default_factory=list[StreamTiming])
@@ -46,19 +55,19 @@ class Row:
 
     @property
     def seconds(self) -> list[float]:
-        """The duration of each response to the light principal."""
+        """Duration of each response to the light principal, in seconds."""
         return [timing.last - timing.requested for timing in self.answers]
 
 
 def session_of(account: str) -> aiohttp.ClientSession:
-    """Return an HTTP session whose requests belong to the principal with this account."""
+    """Return an HTTP session whose requests have the headers of the principal with the account `account`."""
     session = client_session()
     session.headers.update({"x-helexa-account-id": account, "x-helexa-key-id": "benchmark"})
     return session
 
 
 def prompt() -> str:
-    """Return a prompt that has not been used before."""
+    """Return a prompt that no earlier request of this process has used."""
     return f"Story number {next(_serial)}, told by an old sailor:"
 
 
@@ -81,19 +90,19 @@ async def measure_with_crowd(
     tokens: int,
     count: int,
 ) -> tuple[list[StreamTiming], float]:
-    """Measure `count` responses to the light principal while `crowd_size` other clients send requests.
+    """Measure responses to the light principal while `crowd_size` clients of the heavy principal send requests.
 
     Args:
-        crowd_size: number of other clients.
-        heavy: HTTP session of the other clients' principal.
+        crowd_size: number of clients of the heavy principal.
+        heavy: HTTP session of the heavy principal.
         light: HTTP session of the light principal.
         url: base URL of the node.
         model: id of the model.
-        tokens: tokens of each response to the light principal.
+        tokens: number of tokens of each response to the light principal.
         count: number of measured responses.
 
     Returns:
-        The responses' timings, and the total rate of the other clients in tokens per second.
+        The timings of the measured responses, and the total rate of the heavy principal's clients in tokens per second.
     """
     ended: list[StreamTiming] = []
     crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(crowd_size)]
@@ -114,7 +123,7 @@ async def measure_with_crowd(
 
 
 async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, together: bool) -> None:
-    """Measure with one other client and with many other clients alternately, then print the results."""
+    """Measure alternately with one client and with many clients of the heavy principal, then print the results."""
     rows = {1: Row(), crowd: Row()}
     accounts = ("heavy", "heavy" if together else "light")
     async with (
@@ -138,7 +147,7 @@ async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, 
             runs=row.seconds,
         )
     ratio = median(rows[crowd].seconds) / median(rows[1].seconds)
-    print_verdict(f"latency beside {crowd} clients / beside one", ratio, f"<= {BAR}", ratio <= BAR)
+    print_verdict(f"latency beside {crowd} clients / beside one", ratio, f"<= {THRESHOLD}", ratio <= THRESHOLD)
 
 
 def main() -> None:

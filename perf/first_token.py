@@ -1,11 +1,12 @@
-"""Measure the time and CPU time of `helexa generate "hi"` from process start to the first token.
+"""Measure the time and the CPU time of the command `helexa generate "hi"` from process start to the first token.
 
 usage: python perf/first_token.py [MODEL] [--runs 5] [--url URL]
 
-Without `--url`, each run starts a private engine. A first warm-up run is not counted, so files and kernels are cached.
-With `--url`, the script uses this server, which should have the model loaded.
+Without `--url`, each run of the command starts an engine process for itself. A first warm-up run is not counted, so
+that files and kernels are cached. With `--url`, the command uses this server, which should have the model loaded.
 
-The JSON output has `first_token_s` of each run and the median, `cpu_s` of all processes of a run, and the threshold.
+The JSON output has the time to the first token of each run and the median (`first_token_s`), the CPU time of all
+processes of a run (`cpu_s`), and the threshold for the median.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import sys
 import time
 from statistics import median
 
-PRIVATE_BAR, SERVER_BAR = 3.0, 0.5
+PRIVATE_THRESHOLD, SERVER_THRESHOLD = 3.0, 0.5
 
 
 def run(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Run the command until its first token.
+    """Run the command line `command` until it prints its first token.
 
-    Return the seconds to the first token, and the CPU seconds of all processes.
+    Returns:
+        The seconds to the first token, and the CPU seconds of all processes of the command.
     """
     usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()
@@ -59,11 +61,21 @@ def main() -> None:
         *target,
     ]
     runs = [run(command, dict(os.environ)) for _ in range(arguments.runs + 1)][1:]
-    bar = SERVER_BAR if arguments.url else PRIVATE_BAR
+    threshold = SERVER_THRESHOLD if arguments.url else PRIVATE_THRESHOLD
     seconds = [round(first, 3) for first, _ in runs]
     middle = median(seconds)
     spent = [round(cpu, 2) for _, cpu in runs]
-    print(json.dumps({"first_token_s": seconds, "median": middle, "cpu_s": spent, "bar": bar, "held": middle <= bar}))
+    print(
+        json.dumps(
+            {
+                "first_token_s": seconds,
+                "median": middle,
+                "cpu_s": spent,
+                "threshold": threshold,
+                "held": middle <= threshold,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

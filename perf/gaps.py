@@ -1,14 +1,17 @@
-"""Measure how a long prompt delays the tokens of streams that are decoding at the same time, as JSON lines.
+"""Measure how much a long prompt delays the tokens of streams that decode at the same time, as JSON lines.
 
 usage: python perf/gaps.py [MODEL] [--threads 2] [--rounds 5] [--streams 8] [--prompt 6000]
 
-`--streams` streams are decoding when a prompt of `--prompt` tokens arrives. A gap is the time in milliseconds between
-two arrivals of tokens in one stream. There are three groups of gaps. `quiet` gaps are before the prompt arrives.
-`window` gaps are from the prompt's arrival until its first token. `overall` are all gaps, including those after the
-window. `ttft_ms` is the time to the first token of the prompt.
+A prompt of `--prompt` tokens arrives while `--streams` streams decode. A gap is the time in milliseconds between two
+arrivals of tokens in one stream. The script prints a line for each of three groups of gaps, over all rounds:
 
-The verdict is the 99th percentile of the gaps divided by their median, for `window` or `overall`, whichever is larger.
-`window_p99_over_quiet_p50` compares with the undisturbed streams. Each line combines all rounds.
+    quiet       gaps before the long prompt arrives
+    window      gaps from the arrival of the long prompt until its first token
+    overall     all gaps, also those after the first token of the long prompt
+
+`ttft_ms` is the long prompt's time to first token. `window_p99_over_quiet_p50` is the 99th percentile of the `window`
+gaps divided by the median of the `quiet` gaps. The verdict is the 99th percentile of the gaps divided by their median,
+for `window` or for `overall`: the larger of the two values must be below 4.
 """
 
 import asyncio
@@ -26,7 +29,7 @@ from helexa.neuron.engine_client.client import EngineClient
 
 QUIET_TOKENS = 100
 STREAM_CONTEXT = 64
-BAR = 4.0
+THRESHOLD = 4.0
 POLL_SECONDS = 0.001
 
 
@@ -34,8 +37,11 @@ POLL_SECONDS = 0.001
 class Gaps:
     """Times between consecutive tokens of a stream in milliseconds, over all streams and rounds.
 
-    `quiet` is before the long prompt arrives, `window` during its prefill, and `overall` contains all gaps. `ttft` is
-    the time to the long prompt's first token in each round.
+    Attributes:
+        quiet: gaps before the long prompt arrives.
+        window: gaps from the arrival of the long prompt until its first token.
+        overall: all gaps.
+        ttft: the long prompt's time to first token in each round, in milliseconds.
     """
 
     quiet: list[float] = field(default_factory=list[float])
@@ -47,8 +53,8 @@ class Gaps:
         """Add the gaps of one round.
 
         Args:
-            streams: the decoding streams.
-            long: the request with the long prompt.
+            streams: timings of the decoding streams.
+            long: timing of the request with the long prompt.
         """
         begin, end = long.requested_at, long.arrivals[0]
         self.ttft.append(long.ttft_ms)
@@ -70,10 +76,10 @@ async def round_of(client: EngineClient, streams: int, length: int) -> tuple[lis
     Args:
         client: the engine.
         streams: number of streams.
-        length: tokens of the long prompt.
+        length: number of tokens of the long prompt.
 
     Returns:
-        The streams, and the request with the long prompt.
+        The timings of the streams, and the timing of the request with the long prompt.
     """
     answers = [TimedAnswer() for _ in range(streams)]
     longest = client.ready.context_length - STREAM_CONTEXT
@@ -92,7 +98,7 @@ async def round_of(client: EngineClient, streams: int, length: int) -> tuple[lis
 async def wait_for_tokens(
     answers: list[TimedAnswer], tokens: list[int], tasks: list[asyncio.Task[TimedAnswer]]
 ) -> None:
-    """Wait until every stream has the given number of tokens. Exit if a stream ends earlier."""
+    """Wait until each stream in `answers` has as many tokens as `tokens` names. Exit if a stream ends earlier."""
     while any(len(answer.tokens) < count for answer, count in zip(answers, tokens, strict=True)):
         for task in tasks:
             if task.done():
@@ -113,7 +119,7 @@ async def measure(model: Path, threads: int, rounds: int, streams: int, length: 
     print_line(row="prompt", ttft_ms=median(gaps.ttft), runs=gaps.ttft)
     print_line(row="window_p99_over_quiet_p50", value=p99(gaps.window) / median(gaps.quiet))
     ratio = max(p99(gaps_ms) / median(gaps_ms) for gaps_ms in (gaps.window, gaps.overall))
-    print_verdict("inter-token gap, p99 / p50", ratio, f"< {BAR}", ratio < BAR)
+    print_verdict("inter-token gap, p99 / p50", ratio, f"< {THRESHOLD}", ratio < THRESHOLD)
 
 
 def p99(values: list[float]) -> float:

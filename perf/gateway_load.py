@@ -2,16 +2,20 @@
 
 usage: python perf/gateway_load.py [--seconds 4] [--rounds 3] [--litellm PYTHON] [--streams 1000]
 
-The script needs `wrk`, `nginx` and `node`. Each server is one process with one worker: the gateway with a capped key, a
-SQLite ledger and metrics; nginx with a plain `proxy_pass`; LiteLLM without a database, if PYTHON has it (`pip install
-'litellm[proxy]'`). The servers are measured in turns, `--rounds` times.
+The script needs the programs `wrk`, `nginx` and `node` (Node.js). Each server is one process with one worker:
+
+* the gateway with a capped API key, a SQLite ledger and metrics
+* nginx with a plain `proxy_pass`, to show what forwarding costs on this machine
+* LiteLLM without a database, if `--litellm` names a Python interpreter that has it (`pip install 'litellm[proxy]'`)
+
+The script measures the servers one after the other, `--rounds` times, with these loads:
 
     json, stream    32 connections: requests per second, and CPU time per request
-    alone           one connection: the median latency minus the latency of a direct request to the node
+    alone           one connection: the median latency minus the latency of a direct request to the mock node
     large           the same as `alone`, with prompts of 200 KB
 
-Then the script measures the gateway's resident memory: idle, and per stream with `--streams` open streams. The verdicts
-use medians over the rounds; nginx shows the current cost of forwarding bytes on this machine.
+The script also measures the gateway's resident memory: idle, and per stream with `--streams` open streams. The verdicts
+use medians over the rounds.
 """
 
 import argparse
@@ -39,7 +43,7 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
     config.write_text(
         "model_list:\n- model_name: m\n  litellm_params:\n    model: openai/m\n"
         f"    api_base: {node}/v1\n    api_key: none\n"
-        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # faster without keys
+        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # LiteLLM is faster without keys
     )
     command = [str(Path(python).with_name("litellm")), "--config", str(config), "--port", str(port)]
     process = subprocess.Popen([*command, "--num_workers", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -56,7 +60,7 @@ async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float
     """Open `streams` concurrent streams through a server and measure its resident memory.
 
     Returns:
-        MiB before the streams were opened, and additional MiB per open stream.
+        The server's resident MiB before the streams were opened, and the additional MiB per open stream.
     """
     idle = process.memory_info().rss / MEBIBYTE
     async with client_session() as session:
@@ -73,7 +77,7 @@ async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     ports = {name: free_port() for name in ("node", "cortex", "nginx", "litellm")}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(ports["node"])])
+    mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(ports["node"])])
     try:
         config = cortex_config(folder, ports["cortex"], urls["node"], CAPPED)
         with (
@@ -118,17 +122,17 @@ def _rounds(
 
 
 def _judge(middle: dict[tuple[str, str], dict[str, float]]) -> None:
-    for row, bar in (("json", 12.0), ("stream", 2.0)):
+    for row, threshold in (("json", 12.0), ("stream", 2.0)):
         ratio = middle[row, "cortex"]["cpu_us"] / middle[row, "nginx"]["cpu_us"]
-        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
+        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {threshold}", ratio <= threshold)
         if (row, "litellm") in middle:
             faster = middle[row, "cortex"]["rps"] / middle[row, "litellm"]["rps"]
             print_verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
             cheaper = middle[row, "litellm"]["cpu_us"] / middle[row, "cortex"]["cpu_us"]
             print_verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
-    for row, bar in (("alone", 0.5), ("large", 3.0)):
+    for row, threshold in (("alone", 0.5), ("large", 3.0)):
         added = middle[row, "cortex"]["p50_ms"] - middle[row, "node"]["p50_ms"]
-        print_verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
+        print_verdict(f"{row}, milliseconds added", added, f"<= {threshold}", added <= threshold)
 
 
 async def _ready(url: str) -> None:

@@ -2,11 +2,12 @@
 
 usage: python perf/gateway_overhead.py [MODEL] [--requests 200] [--tokens 1]
 
-A node and a gateway in front of it run in separate processes; this process is the client. The client sends the same
-short prompt to the node and to the gateway in pairs and alternates the order.
+A node and a gateway in front of the node run in separate processes. The script is the client: it sends each short
+prompt once directly to the node and once to the gateway. The order of the two requests alternates.
 
-One line per route has the median and the 90th percentile of the milliseconds to the first token (`ttft_ms`) and to the
-end of the answer (`total_ms`). The last line, `overhead`, has the medians of the differences within the pairs.
+There is one line for the direct route and one for the route through the gateway. Each line has the median and the 90th
+percentile of the milliseconds to the first token (`ttft_ms`) and to the end of the answer (`total_ms`). The last line,
+`overhead`, has the medians of the differences between the two requests with the same prompt.
 """
 
 import argparse
@@ -23,7 +24,7 @@ WARM_UP = 10
 
 
 async def measure(model: str, requests: int, tokens: int) -> None:
-    """Send each request to the node and to the gateway, then print the results."""
+    """Send each request directly to the node and through the gateway, then print the results."""
     port = free_port()
     routes: dict[str, list[StreamTiming]] = {"direct": [], "gateway": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def total_ms(timings: list[StreamTiming]) -> list[float]:
 
 
 def median_difference(longer: list[float], shorter: list[float]) -> float:
-    """Return the median of the differences between corresponding values of the two lists."""
+    """Return the median of the differences `longer[i] - shorter[i]`."""
     return median(a - b for a, b in zip(longer, shorter, strict=True))
 
 

@@ -2,18 +2,21 @@
 
 usage: python perf/http_stack.py [--app relay|gateway] [--seconds 2] [--rounds 5]
 
-The script needs `wrk`, `nginx` and `node`, and `pip install uvicorn granian`. Each stack is a listener and a client in
-one process with one event loop (uvloop), in front of a mock node. The stacks are measured in turns, every other round
-in reverse order:
+The script needs the programs `wrk`, `nginx` and `node` (Node.js), and `pip install uvicorn granian`. A stack is an HTTP
+listener and an HTTP client in one process with one event loop (uvloop), in front of a mock node. The listeners are
+helexa's, uvicorn and granian; the clients are helexa's and aiohttp. nginx is measured too, to show what forwarding
+costs on this machine. With `--app relay`, a stack only forwards bytes. With `--app gateway`, a stack runs the gateway
+with a capped API key, a SQLite ledger and metrics.
+
+The script measures the stacks one after the other, in reverse order in every other round, with these loads (rows):
 
     json      32 connections: a POST of 1 KB and a JSON answer
     stream    32 connections: 64 server-sent events, each in a separate write, as fast as the node writes them
-    events    8 connections: the same with 2 ms between events, so that each event is read and written separately
+    events    8 connections: 64 server-sent events at intervals of 2 ms, so that a stack handles each event separately
 
-One line per row and stack has medians over the rounds: the CPU time per request (`cpu_us`, smallest and largest in
-`runs`), the requests per second, and the ratio to helexa's stack in the same round. `event_us` is `cpu_us` divided by
-the events of a stream. `--app relay` only forwards bytes; `--app gateway` runs cortex with a capped key, a SQLite
-ledger and metrics. nginx shows the cost of forwarding bytes on the machine.
+There is one JSON line per row and stack with medians over the rounds: CPU time per request (`cpu_us`; `runs` has the
+smallest and the largest value), CPU time per event (`event_us`), requests per second (`rps`), and CPU time relative to
+helexa's stack in the same round (`ratio`).
 """
 
 import argparse
@@ -43,7 +46,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http import loop
-from helexa.http.connections.client_disconnect import HangUp
+from helexa.http.connections.client_disconnect import DisconnectGuard
 from helexa.http.listener import Listener, bind, collect_seldom
 
 EVENTS = 64
@@ -65,7 +68,7 @@ ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
 
 
 class AiohttpResponse:
-    """The methods of a response that the gateway uses, implemented with aiohttp."""
+    """A response of aiohttp with the methods that the gateway calls on responses of its own HTTP client."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
@@ -80,7 +83,7 @@ class AiohttpResponse:
 
 
 class AiohttpUpstream:
-    """The methods of the gateway's HTTP client (`Upstream`) that forwarding needs, implemented with aiohttp."""
+    """An aiohttp client with the methods of the gateway's HTTP client (`Upstream`) that forwarding needs."""
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -129,7 +132,7 @@ class Relay:
 
 
 class Served:
-    """ASGI application for uvicorn and granian. At startup and shutdown, it starts and stops the gateway or relay."""
+    """ASGI application for uvicorn and granian, which starts and stops the gateway or the relay in its lifespan."""
 
     def __init__(self) -> None:
         self._app: ASGIApp
@@ -145,8 +148,8 @@ class Served:
             await send({"type": "lifespan.shutdown.complete"})
             return
         extensions = scope.setdefault("extensions", {})
-        if HangUp.NAME not in extensions:  # without this extension the application does not detect disconnects
-            extensions[HangUp.NAME] = HangUp()
+        if DisconnectGuard.NAME not in extensions:  # without this extension the application does not detect disconnects
+            extensions[DisconnectGuard.NAME] = DisconnectGuard()
         await self._app(scope, receive, send)
 
     async def _begin(self) -> ASGIApp:
@@ -165,12 +168,12 @@ class Served:
 
 
 def serve(port: int) -> None:
-    """Run helexa's HTTP listener until SIGTERM."""
+    """Run helexa's HTTP listener on a port until the process receives SIGTERM."""
     loop.run(Listener(Served()).serve(bind(("127.0.0.1", port))))
 
 
 def command(listener: str, port: int) -> list[str]:
-    """Return the command line of a server with one worker, one event loop and no access log."""
+    """Return the command line of the HTTP listener `listener` with one worker, one event loop and no access log."""
     if listener == "helexa":
         return ["-c", f"import http_stack; http_stack.serve({port})"]
     options = ["http_stack:Served", "--factory", "--port", str(port), "--loop", "uvloop", "--workers", "1"]
@@ -181,7 +184,7 @@ def command(listener: str, port: int) -> list[str]:
 
 @contextmanager
 def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Run one server during the `with` block. Yield its base URL and its process."""
+    """Run the stack `name` during the `with` block. Yield the base URL and the process of its server."""
     listener, client = name.split("+")
     port = free_port()
     folder.mkdir()
@@ -204,7 +207,7 @@ def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, p
 
 
 async def ready(url: str, app: str) -> None:
-    """Wait until a server responds. For a gateway, also wait until it can route requests to the node."""
+    """Wait until a server responds. If `app` is `gateway`, also wait until the gateway can route to the node."""
     async with client_session() as session, asyncio.timeout(60):
         await listens(session, url)
         if app == "gateway":
@@ -227,7 +230,7 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
     node = f"http://127.0.0.1:{port}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     with ExitStack() as running:
-        mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(port)])
+        mock = subprocess.Popen(["node", str(Path(__file__).with_name("support") / "mock_upstream.js"), str(port)])
         running.callback(mock.wait)
         running.callback(mock.terminate)
         plain = (f"http://127.0.0.1:{nginx_port}", running.enter_context(nginx(folder, nginx_port, node)))

@@ -1,6 +1,8 @@
-"""Measure the first paint and the size of web pages with 50,000 runs in the database, in Chromium.
+"""Measure how fast Chromium paints the web pages of helexa-bench, and the size of the pages.
 
-python perf/pages.py
+usage: python perf/pages.py
+
+The database of helexa-bench contains 50,000 random runs.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ TIMES = 7
 
 
 def main() -> None:
-    """Create the database, serve the pages, and print a line for each page."""
+    """Create the database, serve the web pages of helexa-bench, and print a line for each page."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "bench.sqlite"
         fleet_history.write(database, 50_000)
@@ -50,9 +52,10 @@ def main() -> None:
 
 
 def measure(address: str) -> None:
-    """Measure the first contentful paint of each page, each in a new browser context without cache.
+    """Measure the first contentful paint of each page at the server `address`.
 
-    The first measurement of a page, before the server has cached its results, is printed separately.
+    Each measurement uses a new browser context without cache. The first measurement of a page is printed separately,
+    because the server then has not cached the results of its queries.
     """
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -64,7 +67,7 @@ def measure(address: str) -> None:
                 page.on("response", lambda response, into=weights: into.append(len(response.body())))
                 page.goto(address + path, wait_until="load")
                 paint = "performance.getEntriesByName('first-contentful-paint')[0]"
-                while (painted := page.evaluate(f"{paint}?.startTime")) is None:  # pages block waiting in JavaScript
+                while (painted := page.evaluate(f"{paint}?.startTime")) is None:  # the CSP forbids `wait_for_function`
                     page.wait_for_timeout(20)
                 paints.append(painted)
                 weight = sum(weights)

@@ -1,11 +1,14 @@
-"""Measure the CPU time per token between the engine and HTTP: detokenizer, parser, events, frames, as JSON lines.
+"""Measure the CPU time per token from the engine's output to the bytes of the HTTP response, as JSON lines.
 
 usage: python perf/projector.py MODEL [--rounds 9] [--tokens 4000]
 
-MODEL is a value of `neuron --model`; the script reads only its vocabulary. The output is source code, one token at a
-time: as text, as reasoning before an answer, and as the argument of a tool call, in a JSON tool-call format (`hermes`)
-and a tag format (`qwen_xml`). One line per kind of output and API format has the CPU microseconds per token, as median
-over the rounds. The verdict is the largest value without log-probabilities.
+The measured code is the detokenizer, the parser of reasoning and tool calls, and the projector, which converts the
+parsed output to an API format. MODEL is a value of `neuron --model`; the script reads only its vocabulary.
+
+The simulated output of the model is source code, one token at a time, in four kinds: as text, as reasoning before an
+answer, and as the argument of a tool call in a JSON format (`hermes`) and in a format with tags (`qwen_xml`). The
+script prints one line per kind of output and API format, with the CPU microseconds per token as the median over the
+rounds. The verdict is the largest value, without the line with log-probabilities.
 """
 
 import argparse
@@ -21,14 +24,14 @@ from support.local_model import local_path
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.routes.projectors.chat_projector import ChatProjector
 from helexa.neuron.routes.projectors.projector import Projector
 from helexa.neuron.routes.projectors.response_projector import ResponseProjector
 from helexa.neuron.text.model_text import ModelText
 
-BAR_US = 25.0
+THRESHOLD_US = 25.0
 TOOLS: dict[str, Any] = {
     "write_file": {
         "type": "object",
@@ -40,7 +43,7 @@ TEMPLATE = "{# <think>thoughts</think> #}{{ messages }}{{ tools }}"
 
 
 def spelled(kind: str, code: str) -> str:
-    """Return the source code as a model would write it for this kind of output (text, reasoning or tool call)."""
+    """Return what a model would write to output `code` as this kind of output (text, reasoning or tool call)."""
     match kind:
         case "thought":
             return f"<think>\n{code}\n</think>\n\nDone."
@@ -58,13 +61,13 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str,
     """Return the CPU time per token in microseconds, from the engine's outputs to the bytes of the HTTP response.
 
     Args:
-        text: vocabulary and formats of the model.
-        kind: kind of output.
-        tokens: tokens of the output.
-        api_format: API format of the response.
-        alternatives: number of log-probabilities per token, or None for none.
+        text: vocabulary and output format of the model.
+        kind: kind of output: text, reasoning or tool call.
+        tokens: token ids of the output.
+        api_format: API format of the response, for example chat completions.
+        alternatives: number of log-probabilities per token, or None for no log-probabilities.
     """
-    text.output_format.family = FAMILIES.get(kind)
+    text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if api_format == "chat" else ResponseProjector("m", REQUEST)
     likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]
@@ -89,7 +92,7 @@ def main() -> None:
     arguments = command.parse_args()
     tokenizer = ModelText.open(local_path(arguments.model)).tokenizer
     text = ModelText(tokenizer, TEMPLATE, {})
-    code = Path(__file__).with_name("sample.txt").read_text() * 10
+    code = (Path(__file__).with_name("support") / "sample.txt").read_text() * 10
     rows: dict[tuple[str, str, int | None], list[float]] = {
         (kind, api_format, None): []
         for kind in ("text", "thought", "hermes", "qwen_xml")
@@ -103,7 +106,7 @@ def main() -> None:
     for (kind, api_format, alternatives), times in rows.items():
         row = {
             "row": kind,
-            "dialect": api_format,
+            "api_format": api_format,
             "top_logprobs": alternatives,
             "us_per_token": round(median(times), 1),
         }
@@ -111,7 +114,12 @@ def main() -> None:
     worst = max(median(times) for (_, _, alternatives), times in rows.items() if alternatives is None)
     print(
         json.dumps(
-            {"verdict": "microseconds a token", "value": round(worst, 1), "bar": BAR_US, "holds": worst <= BAR_US}
+            {
+                "verdict": "microseconds a token",
+                "value": round(worst, 1),
+                "threshold": THRESHOLD_US,
+                "holds": worst <= THRESHOLD_US,
+            }
         )
     )
 

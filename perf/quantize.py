@@ -1,22 +1,27 @@
-"""Measure time and memory of loading and quantizing a bfloat16 checkpoint, as JSON lines.
+"""Measure the time and the memory that an engine needs to load and quantize a bfloat16 checkpoint, as JSON lines.
 
 usage: python perf/quantize.py [--quant q4k] [--runs 3] [--folder FOLDER]
 
-The script writes a random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) to a temporary folder, or uses
-the checkpoint in FOLDER. Then the script runs these measurements in turns, `--runs` times, with a cold and a warm page
-cache:
+The script uses the checkpoint in FOLDER, or writes a random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1
+GB) to a temporary folder. It repeats three measurements `--runs` times, without and with the file in the page cache
+(cold and warm), if the operating system can drop a file from its page cache:
 
-    read    read all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or into new memory (`memory`), as
-            any load that keeps the bytes must do
-    load    load the model and compute one token in a new process, as an engine does at its start
+    buffer      read all bytes of the file, 16 MiB at a time, into one reused buffer
+    memory      read all bytes of the file, 16 MiB at a time, into new memory
+    load        load the model and compute one token in a new process, as an engine does at its start
 
-`load` has the seconds from the checkpoint's path to the loaded model. Kernels are compiled before, and no packed
-weights are cached. Directly before each measurement, the script touches and frees 8 GiB of memory (or half of the free
-memory). Without this step, the host of a virtual machine may allocate memory at first use, which can take longer than
-the load. `peak_mib` is the peak resident memory of the process minus its memory after the import of torch and the
-engine. `result_mib` is the memory of the loaded weights, `layer_mib` the size of one layer in the file. Cold runs need
-a system that can drop a file from its page cache. The verdicts compare medians: the load time with reading the file
-into memory, and the peak with 1.35 times the result plus one layer.
+Kernels are compiled before the measurements, and no packed weights are cached. Directly before each measurement, the
+script touches and frees 8 GiB of memory, or half of the free memory. Otherwise the host of a virtual machine may have
+to allocate this memory during the measurement, which can take longer than the load.
+
+The results about memory are:
+
+    peak_mib        peak resident memory of the process during the load, minus its memory before the load
+    result_mib      memory of the loaded weights
+    layer_mib       size of one layer in the file
+
+The verdicts compare medians. The load may take at most 3 times as long as `memory`. The peak memory may be at
+most 1.35 times `result_mib`, plus `layer_mib`.
 """
 
 import argparse
@@ -36,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 from support.output import print_line, print_verdict
 
-TIME_BAR, MEMORY_BAR = 3.0, 1.35
+TIME_THRESHOLD, MEMORY_THRESHOLD = 3.0, 1.35
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2
 CHUNK_BYTES, TOUCHED_BYTES = 16 << 20, 8 << 30
 
@@ -85,7 +90,7 @@ def read_seconds(file: Path, *, keep: bool) -> float:
     """Read all bytes of a file and return the duration in seconds.
 
     Args:
-        file: the file.
+        file: path of the file.
         keep: True to read every block into new memory, False to read all blocks into the same buffer.
     """
     touch_memory()
@@ -102,7 +107,7 @@ def read_seconds(file: Path, *, keep: bool) -> float:
 
 
 def touch_memory() -> None:
-    """Touch and free memory. A virtual machine's host then allocates this memory before the measurement starts."""
+    """Touch and free memory, so that a virtual machine's host allocates this memory before the measurement starts."""
     torch.ones(min(TOUCHED_BYTES, psutil.virtual_memory().available // 2), dtype=torch.uint8)
 
 
@@ -114,7 +119,7 @@ def forget(file: Path) -> None:
 
 
 def load(folder: Path, quant: str) -> dict[str, float]:
-    """Load the model in a new process with an empty cache folder. Return the process's measurements."""
+    """Load the checkpoint in a new process with an empty cache folder. Return the measurements of this process."""
     touch_memory()
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
@@ -123,7 +128,7 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 
 def child(folder: Path, quant: str) -> None:
-    """Load the model and print the measurements. `load` runs this function in a new process."""
+    """Load the checkpoint and print the measurements. The function `load` runs this function in a new process."""
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.device import physical_cores
     from helexa.neuron.engine.loading.load import load as load_model
@@ -138,7 +143,7 @@ def child(folder: Path, quant: str) -> None:
     seconds = time.perf_counter() - begin
     figures = {"seconds": seconds, "peak_mib": peak_mib() - peak_before, "result_mib": loaded.ops.step_bytes / 2**20}
     print(json.dumps(figures), flush=True)
-    os._exit(0)  # abandon pending cache writes
+    os._exit(0)  # without waiting for writes of packed weights to the disk cache
 
 
 def peak_mib() -> float:
@@ -151,7 +156,7 @@ def peak_mib() -> float:
 
 @contextlib.contextmanager
 def checkpoint_in(checkpoint: Path | None) -> Iterator[Path]:
-    """Yield the folder of the checkpoint. If `checkpoint` is None, write one to a temporary folder."""
+    """Yield the folder `checkpoint`, or a temporary folder if it is None. Write a random checkpoint if none exists."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = checkpoint or Path(temporary)
         if not (folder / "config.json").exists():
@@ -161,7 +166,7 @@ def checkpoint_in(checkpoint: Path | None) -> Iterator[Path]:
 
 
 def measure(folder: Path, quant: str, runs: int) -> None:
-    """Read the file and load the model alternately, then print the results."""
+    """Read the checkpoint's file and load the checkpoint alternately, then print the results."""
     file = folder / "model.safetensors"
     layer = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_HEADS * HIDDEN // HEADS * HIDDEN + 3 * HIDDEN * INTERMEDIATE) / 2**20
     peaks: list[float] = []
@@ -189,11 +194,11 @@ def measure(folder: Path, quant: str, runs: int) -> None:
                 runs=values,
             )
         ratio = median(seconds["load"]) / median(seconds["memory"])
-        print_verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
+        print_verdict(f"load / read, {state}", ratio, f"<= {TIME_THRESHOLD}", ratio <= TIME_THRESHOLD)
     peak, result = median(peaks), median(results)
     print_line(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
     ratio = (peak - layer) / result
-    print_verdict("(peak - layer) / result", ratio, f"<= {MEMORY_BAR}", ratio <= MEMORY_BAR)
+    print_verdict("(peak - layer) / result", ratio, f"<= {MEMORY_THRESHOLD}", ratio <= MEMORY_THRESHOLD)
 
 
 def main() -> None:

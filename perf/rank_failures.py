@@ -1,13 +1,14 @@
-"""Kill and stop random ranks of a tensor-parallel engine under load, and check that the node recovers each time.
+"""Kill and stop random processes (ranks) of a tensor-parallel engine under load, and check that the node recovers.
 
 usage: python perf/rank_failures.py [--model MODEL] [--ranks 2] [--kills 50] [--hangs 20] [--streams 8] [--seed 1]
 
-The node is a separate process. Clients stream greedy responses without a pause and repeat a request that failed. Each
-fault strikes one random rank: SIGKILL, or SIGSTOP, which the node detects because the engine makes no progress for 2
-seconds. The script prints a JSON line per fault, then the results. The exit code is 1 if a check failed:
+A rank is one of the processes that compute the model together. The node runs in its own process. Clients stream greedy
+responses without a pause, and repeat requests that failed. Each fault is a signal to one random rank: SIGKILL or
+SIGSTOP. The node detects SIGSTOP because the engine makes no progress for 2 seconds. The script prints a JSON line per
+fault, then the results. The exit code is 1 if one of these checks failed:
 
-    back        after each fault a request succeeds, and no process of the struck engine is left
-    answers     every completed response equals the response before the first fault
+    back        after each fault, a request succeeds, and no process of the old engine is left
+    answers     every complete response equals the response to the same request before the first fault
     leaks       at the end, all KV pages are free
 """
 
@@ -35,7 +36,7 @@ PAUSE_SECONDS = 1.0
 
 
 async def complete(session: aiohttp.ClientSession, node: SoakNode, number: int) -> str | None:
-    """Return the response to prompt `number`; None if the node returned an error or the stream failed."""
+    """Send the request `number`. Return the response text, or None if the node or the stream returned an error."""
     body = {
         "model": node.model,
         "prompt": f"Story number {number}, told by an old sailor:",
@@ -64,7 +65,7 @@ async def complete(session: aiohttp.ClientSession, node: SoakNode, number: int) 
 async def stream_forever(
     session: aiohttp.ClientSession, node: SoakNode, number: int, expected: str, results: dict[str, int]
 ) -> None:
-    """Repeat request `number`, and count its responses by kind in `results`."""
+    """Repeat the request `number` until canceled, and count right, wrong and failed responses in `results`."""
     while True:
         text = await complete(session, node, number)
         kind = "failed" if text is None else "equal" if text == expected else "different"
@@ -74,7 +75,7 @@ async def stream_forever(
 
 
 async def strike(session: aiohttp.ClientSession, node: SoakNode, fault: signal.Signals) -> dict[str, float | int | str]:
-    """Send a signal to a random rank, wait until a request succeeds in the next engine, and return the times."""
+    """Send the signal `fault` to a random rank, wait until a request succeeds again, and return the output line."""
     processes = node.ranks()
     victim = random.choice(processes)
     begin = time.monotonic()

@@ -1,18 +1,19 @@
-"""Measure the effect of prefix reuse on the time to the first token and on an agent's conversation, as JSON lines.
+"""Measure how much the prefix cache saves: time to the first token, and an agent's conversation, as JSON lines.
+
 
 usage: python perf/reuse.py [MODEL] [--threads 2] [--rounds 5] [--system 6000] [--turns 10]
 
-`ttft` requests one token after a new prefix of 2,048 prompt tokens and 16 more tokens, then again after the same prefix
-with 16 other tokens. One line for each of the two cases has the median and each round's milliseconds; the verdict is
-the cached time divided by the cold time.
+The script runs two measurements on an engine process, without HTTP. Prompts are random token ids.
 
-`conversation` is an agent's conversation: a system prompt with tools of `--system` tokens, then in each of `--turns`
-turns a message or tool result of 400 to 600 tokens, answered with 60 tokens. Each turn sends all earlier turns again.
-There is one line per turn; the verdict is the number of computed tokens per distinct token. The conversation needs a
-context of about 11,600 tokens: use a shorter `--system` for models with a smaller context, or `--turns 0` to skip the
-conversation.
+* Time to the first token: each round requests one token after a new prefix of 2,048 prompt tokens and 16 more tokens
+  (cold), then one token after the same prefix and 16 other tokens (cached). There is one line for each of the two cases
+  with the median and all values in milliseconds. The verdict is the cached time divided by the cold time.
+* An agent's conversation: it starts with a system prompt and tools of `--system` tokens. Each of `--turns` turns adds a
+  user message or tool result of 400 to 600 tokens and an answer of 60 tokens. Its request contains all earlier turns.
+  There is one line per turn. The verdict is the number of computed tokens divided by the number of distinct tokens.
 
-Prompts are random token ids; the engine is a separate process, used without HTTP.
+The conversation needs a context of about 11,600 tokens. For models with a smaller context, use a smaller `--system`, or
+`--turns 0` to skip the conversation.
 """
 
 import random
@@ -28,11 +29,11 @@ from helexa.neuron.engine_client.client import EngineClient
 
 PREFIX, SUFFIX = 2048, 16
 TURN_TOKENS, ANSWER_TOKENS = (400, 600), 60
-TTFT_BAR, COMPUTED_BAR = 0.1, 1.15
+TTFT_THRESHOLD, COMPUTED_THRESHOLD = 0.1, 1.15
 
 
 async def first_tokens(client: EngineClient, rounds: int) -> None:
-    """Measure requests with and without a prefix cache hit alternately, then print the results."""
+    """Measure the time to the first token without and with a prefix cache hit, alternately, then print the results."""
     require_context(client, PREFIX + SUFFIX + 1)
     cold_ms: list[float] = []
     cached_ms: list[float] = []
@@ -46,15 +47,15 @@ async def first_tokens(client: EngineClient, rounds: int) -> None:
     print_line(row="ttft cold", ms=median(cold_ms), runs=cold_ms)
     print_line(row="ttft cached", ms=median(cached_ms), cached_tokens=cached, runs=cached_ms)
     ratio = median(warm / cold for warm, cold in zip(cached_ms, cold_ms, strict=True))
-    print_verdict("ttft, cached / cold", ratio, f"<= {TTFT_BAR}", ratio <= TTFT_BAR)
+    print_verdict("ttft, cached / cold", ratio, f"<= {TTFT_THRESHOLD}", ratio <= TTFT_THRESHOLD)
 
 
 async def conversation(client: EngineClient, system: int, turns: int) -> None:
-    """Run one conversation and print a line for each of its turns.
+    """Run an agent's conversation and print a line for each of its turns.
 
     Args:
         client: the engine.
-        system: tokens of the system prompt.
+        system: number of tokens of the system prompt.
         turns: number of requests.
     """
     sizes = random.Random(turns)
@@ -65,16 +66,18 @@ async def conversation(client: EngineClient, system: int, turns: int) -> None:
     for turn, size in enumerate(messages, 1):
         history += prompt(size)
         answer = await ask(client, history, ANSWER_TOKENS)
-        # The last token was sampled but not computed; the next turn computes it.
+        # The engine has sampled the last token but not computed its K and V; the next turn computes them.
         computed += len(history) - answer.cached + len(answer.tokens) - 1
         print_line(row=f"turn {turn}", prompt_tokens=len(history), cached_tokens=answer.cached, ttft_ms=answer.ttft_ms)
         history += answer.tokens
     ratio = computed / len(history)
-    print_verdict("conversation, computed / distinct tokens", ratio, f"< {COMPUTED_BAR}", ratio < COMPUTED_BAR)
+    print_verdict(
+        "conversation, computed / distinct tokens", ratio, f"< {COMPUTED_THRESHOLD}", ratio < COMPUTED_THRESHOLD
+    )
 
 
 async def measure(model: Path, threads: int, rounds: int, system: int, turns: int) -> None:
-    """Run both measurements on one engine."""
+    """Run both measurements (see the module) on one engine."""
     async with engine(model, EngineOptions(threads=threads)) as client:
         await ask(client, prompt(512), 8)  # warm up
         await first_tokens(client, rounds)

@@ -1,14 +1,20 @@
-"""Measure tokens per second of a node over HTTP for one client, then for several clients, as JSON lines.
+"""Measure a node over HTTP with one client, then with several concurrent clients, as JSON lines.
 
 usage: python perf/serving.py [MODEL] [--streams 1,16] [--rounds 5] [--tokens 128]
 
-MODEL is a value of `neuron --model`: an id, a package or a path. The node is a separate process; this process is the
-client, which does minimal work. Each round measures every row once, so that other activity on the machine affects all
-rows. Answers are streamed, greedy, and exactly `--tokens` tokens long; all prompts differ.
+MODEL is a value of `neuron --model`: an id, a package or a path. The node runs in its own process; the script is the
+client. A row is a number of concurrent streams (`--streams`). Each round measures every row once, so that other
+activity on the machine affects all rows. Answers are streamed, greedy, and exactly `--tokens` tokens long. All prompts
+differ.
 
-One line per row has the medians over the rounds: `tok_s` counts the tokens of all streams from the first request to the
-last token, `ttft_ms` is the time to a stream's first token, `tpot_ms` is the time between two later tokens, and `runs`
-has each round's `tok_s`. The last line, `ratio`, is the last row's rate divided by the first row's rate.
+There is one line per row with medians over the rounds:
+
+    tok_s       tokens of all streams per second, from the first request to the last token
+    ttft_ms     time to a stream's first token
+    tpot_ms     time between two later tokens of a stream
+    runs        `tok_s` of each round
+
+The last line, `ratio`, is `tok_s` of the last row divided by `tok_s` of the first row.
 """
 
 import argparse
@@ -19,7 +25,7 @@ from support.servers import Row, client_session, node, stream_concurrently
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
-    """Measure all rows in each round, then print the medians over the rounds."""
+    """Measure every number of streams in `rows` once per round, then print the medians over the rounds."""
     runs: dict[int, list[Row]] = {streams: [] for streams in rows}
     async with client_session() as session, node(model, session) as (_, url, served):
         for streams in rows:

@@ -1,18 +1,24 @@
-"""Measure short requests during the prefill of a long prompt, and their effect on the prompt, as JSON lines.
+"""Measure short requests during the prefill of a long prompt, and how much they delay the prompt, as JSON lines.
 
 usage: python perf/short_beside_long.py [MODEL] [--threads 2] [--rounds 3] [--prompt 16384] [--every 2]
 
-Each round measures in turns: short requests alone (`own`), the long prompt alone (`alone`), and the long prompt with a
-short request every `--every` seconds, all from one principal (`same`) or the short requests from another principal
-(`other`). A short request has `--short` prompt tokens and `--tokens` output tokens; the long prompt has one output
-token.
+A short request has `--short` prompt tokens and `--tokens` output tokens. The long prompt has `--prompt` tokens and one
+output token. A principal is the account and key of a request. Each round measures four rows:
 
-`long_s` is the time to the long prompt's first token. `prefill_tok_s` is the number of all prompt tokens, short and
-long, divided by the time until all requests have ended. `chunk_ms` is the time of the long prompt alone per
-`max_step_tokens` tokens; `step_ms` is the same time per engine step.
+    own         short requests alone
+    alone       the long prompt alone
+    same        the long prompt, and a short request every `--every` seconds, from the same principal
+    other       the same as `same`, but the short requests come from another principal
 
-The verdict is the 95th percentile of the short requests' times, divided by three chunks plus the median time of a short
-request alone.
+The output has these values:
+
+    long_s          time to the long prompt's first token
+    prefill_tok_s   all prompt tokens, short and long, divided by the time until all requests have ended
+    chunk_ms        time of a prefill chunk: the time of the long prompt alone per `max_step_tokens` tokens
+    step_ms         time of the long prompt alone per engine step
+
+The verdict is the 95th percentile of the short requests' times in `same` or `other`, divided by the sum of three
+`chunk_ms` and the median time of a short request alone. It must be at most 1.
 """
 
 import asyncio
@@ -37,10 +43,13 @@ OWN_REQUESTS = 5
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of the benchmark.
+    """Sizes and times of the requests of the benchmark.
 
-    `prompt` and `short` are the prompt tokens of a long and a short request. `tokens` are the output tokens of a short
-    request. `every` is the number of seconds between short requests.
+    Attributes:
+        prompt: number of prompt tokens of the long request.
+        short: number of prompt tokens of a short request.
+        tokens: number of output tokens of a short request.
+        every: seconds between short requests.
     """
 
     prompt: int
@@ -51,10 +60,13 @@ class Load:
 
 @dataclass
 class Row:
-    """The measurements of one output row, with one value per request or round.
+    """The measurements of one row (see the module), with one value per request or round.
 
-    `short` and `long` are durations of short requests and of the long request in seconds. `prefill_tok_s` is the total
-    prefill rate. `step_ms` is the duration of an engine step in milliseconds.
+    Attributes:
+        short: duration of each short request, in seconds.
+        long: duration of the long request in each round, in seconds.
+        prefill_tok_s: prompt tokens of all requests per second, in each round.
+        step_ms: average duration of an engine step in each round, in milliseconds.
     """
 
     short: list[float] = field(default_factory=list[float])
@@ -64,7 +76,7 @@ class Row:
 
 
 async def generate(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
-    """Generate `tokens` tokens after a prompt of `length` tokens. Return the seconds until the last token."""
+    """Generate `tokens` tokens after a random prompt of `length` tokens. Return the seconds until the last token."""
     requested = time.perf_counter()
     async with aclosing(client.generate(prompt(length), max_tokens=tokens, sampling=GREEDY, salt=salt)) as stream:
         async for output in stream:
@@ -76,8 +88,12 @@ async def generate(client: EngineClient, length: int, tokens: int, salt: str = "
 async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | None) -> None:
     """Run the long request and add its measurements to `row`.
 
-    If `salt` is not None, short requests with this salt are sent during the long request. The salt identifies the
-    principal (account and key).
+    Args:
+        client: the engine.
+        row: the row to which the measurements are added.
+        load: sizes and times of the requests.
+        salt: identifies the principal (account and key) of short requests, which are sent during the long request. None
+            sends no short requests.
     """
     begin, reports = time.perf_counter(), client.reports
     long = asyncio.create_task(generate(client, load.prompt, 1))

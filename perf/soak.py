@@ -1,16 +1,18 @@
-"""Stress a node: streaming, aborting and oversized requests, loads and unloads of models, and a fault every minute.
+"""Stress a node with streamed, aborted and oversized requests, with loads of a second model, and with faults.
 
 usage: python perf/soak.py [MINUTES] [--model MODEL] [--clients 24] [--seed 1] [--out soak.json]
 
-The node is a separate process. Answers are greedy; the expected answers were generated before, one at a time. The
-script prints a line per minute and the measurements as JSON at the end. The exit code is 1 if a check failed:
+The node runs in its own process. Once per minute, the script loads and unloads a second model and injects a fault into
+the engine. All requests are greedy. Before the test, the script generates the expected answer of each request, one at a
+time. It prints a line per minute, and the measurements as JSON at the end. The exit code is 1 if one of these checks
+failed:
 
-    answers     every completed answer equals its reference, byte for byte
-    errors      every other request got an error of the API
-    back        after each fault a request is answered within 10 seconds
-    leaks       memory written by all processes in the last round of faults is within 5 % of the first round after 5
-                minutes (the check needs 22 minutes); the numbers of open files and processes do not grow; at the end
-                all queues are empty and all KV pages are free
+    answers     every complete answer equals the expected answer, byte for byte
+    errors      every other request got an error in the API's format
+    back        after each fault, a request is answered within 10 seconds
+    leaks       memory written by all processes during the last eight faults is at most 5 % more than during the first
+                eight faults after 5 minutes (this check needs 22 minutes); the numbers of open files and processes do
+                not grow; at the end, all queues are empty and all KV pages are free
 """
 
 import argparse
@@ -44,7 +46,7 @@ TOPICS = ("the sea", "a long winter", "how bread is made", "the first railway", 
 
 @dataclass
 class Counters:
-    """Numbers of requests and events during the test."""
+    """Counts the requests of the test by outcome."""
 
     answers: int = 0
     hang_ups: int = 0
@@ -55,7 +57,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Recovery:
-    """An injected fault, and the time until a request succeeded after it."""
+    """An injected fault, and the seconds until a request succeeded again."""
 
     minute: float
     fault: str
@@ -64,7 +66,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory, open files and number of processes of the idle node, measured between two faults."""
+    """Memory, open files and number of processes of the idle node, measured once between two faults."""
 
     minute: float
     server_mb: float
@@ -89,7 +91,7 @@ class Prompt:
 
 
 def random_prompts(chance: random.Random, count: int) -> list[Prompt]:
-    """Return `count` prompts of different lengths. Some share a prefix."""
+    """Return `count` random prompts of different lengths. Some of the prompts share a prefix."""
     prompt_list = []
     for number in range(count):
         topic = chance.choice(TOPICS)
@@ -99,7 +101,7 @@ def random_prompts(chance: random.Random, count: int) -> list[Prompt]:
 
 
 class Soak:
-    """The clients, model loads and faults of one test."""
+    """One soak test of a node: its clients, loads of the second model, and faults."""
 
     def __init__(self, node: SoakNode, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
         self.counters = Counters()
@@ -141,7 +143,7 @@ class Soak:
             except aiohttp.ClientError as error:
                 self.counters.improper.append(f"{act.__name__}: {type(error).__name__}: {error}")
                 refused = True
-            if refused:  # wait as a client with Retry-After does, but for a shorter time
+            if refused:  # wait after a rejection, as a client does, but shorter than Retry-After says
                 await asyncio.sleep(0.2 + 0.3 * chance.random())
 
     async def _ask(self, chance: random.Random, model: str) -> bool:
@@ -219,7 +221,7 @@ class Soak:
             self.counters.refused[f"{where} {error['code'] or error['type']}"] += 1
 
     async def _minutes(self) -> None:
-        """Once per minute, load or unload the second model, measure the node's resources, and inject a fault."""
+        """Load and unload the second model, measure the node's resources, and inject a fault, once per minute."""
         print(f"{'min':>5} {'answers':>8} {'hung up':>8} {'refused':>8} {'wrong':>6} {'back s':>7} {'MiB':>7} fault")
         faults = iter(FAULTS * 1000)
         spacing = min(FAULT_SECONDS, self._seconds / 3)
@@ -249,7 +251,7 @@ class Soak:
             await asyncio.sleep(pause)
 
     async def _fault(self, fault: str) -> float:
-        """Inject a fault. Return the seconds until a request that is sent after it succeeds."""
+        """Inject the fault `fault` into the engine. Return the seconds until a later request succeeds."""
         await self._node.strike(fault)
         return await self._until_answered()
 
@@ -269,9 +271,9 @@ class Soak:
         return sample
 
     async def _until_idle(self) -> None:
-        """Wait until the node is idle, at most one minute.
+        """Wait until the node has no requests and all KV pages are free, at most one minute.
 
-        Resources that are still in use after that count as a leak.
+        After one minute, requests or KV pages that are still in use count as a failed check.
         """
         load: dict[str, Any] = {}
         for _ in range(600):
@@ -285,7 +287,7 @@ class Soak:
 
 
 def failures(soak: Soak, minutes: float) -> list[str]:
-    """Return a description of each failed check."""
+    """Return a description of each check that the test failed."""
     counters, failed_checks = soak.counters, []
     if counters.wrong:
         failed_checks.append(f"{len(counters.wrong)} answers are wrong, such as {counters.wrong[0]}")
@@ -306,7 +308,8 @@ def failures(soak: Soak, minutes: float) -> list[str]:
             limit = max(getattr(sample, name) for sample in settled[: -(-len(settled) // 2)])
             if getattr(last, name) > limit:
                 failed_checks.append(f"{name} grew from {limit} to {getattr(last, name)}")
-    # Engine memory grows for a while after the start, so the check compares whole rounds of faults.
+    # Engine memory grows for a while after the start and depends on the kind of the last fault. The check therefore
+    # starts at a later minute and compares means over all kinds of faults.
     if len(settled) >= 2 * len(FAULTS):
         was, now = (
             fmean(sample.total_mb for sample in round_samples)

@@ -1,15 +1,19 @@
-"""Measure the speedup of speculation for repetitive output and its cost for other output, as JSON lines.
+"""Measure how much speculation (draft tokens) speeds up repetitive output, and its cost for other output.
 
 usage: python perf/speculation.py [MODEL] [--threads 2] [--rounds 5]
 
-Two engines of the same model, one with speculation and one without, answer the same prompts in alternating order. One
-engine sleeps as the other computes. Tokens per second count from the first token on.
+Two engines run the same model, one with speculation and one without. They answer the same prompts in alternating order,
+and the idle engine sleeps while the other engine computes. Tokens per second count from the first token on. Each round
+has three tasks:
 
-In `edit`, the model rewrites `sample.txt` (about 400 tokens) greedily after a prompt that contains the file twice.
-`copied` is the share of the answer that equals the file; the benchmark ends if `copied` is less than 0.9. In `free`,
-the model tells a story in 256 tokens; `free, sampled` uses temperature 0.8, since a small model's greedy stories repeat
-after some time. One line per task and engine has the median and each round's tokens per second, then the verdicts: the
-medians of the rounds' ratios.
+    edit            the model copies `support/sample.txt` (about 400 tokens) greedily, after a prompt that has the file
+                    twice. `copied` is the share of the file that the answer repeats before the first difference. If it
+                    is less than 0.9, the benchmark ends.
+    free            the model tells a story in 256 tokens, greedily
+    free, sampled   the same at temperature 0.8, because greedy stories of a small model repeat after some time
+
+The script prints JSON lines: one per task and engine with the tokens per second (median and all rounds), then the
+verdicts, which are the medians of the ratios of the two engines in each round.
 """
 
 from collections.abc import AsyncIterator
@@ -27,13 +31,13 @@ from helexa.neuron.text.model_text import ModelText
 
 STORY_TOKENS = 256
 COPIED = 0.9
-EDIT_BAR, FREE_BAR = 1.5, 0.98
+EDIT_THRESHOLD, FREE_THRESHOLD = 1.5, 0.98
 SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "an old clock", "the night market")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A request that both engines execute in one round."""
+    """A request that both engines answer in one round."""
 
     name: str
     prompt: list[int]
@@ -42,15 +46,15 @@ class Task:
 
 
 class Tasks:
-    """Creates the requests of each round for one model."""
+    """Creates the three requests of each round (see the module) for one model."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
-        self._file = Path(__file__).with_name("sample.txt").read_text()
+        self._file = (Path(__file__).with_name("support") / "sample.txt").read_text()
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
     def round_tasks(self, number: int) -> list[Task]:
-        """Return the three requests of a round: `edit`, `free` and `free, sampled`."""
+        """Return the requests of round `number`: `edit`, `free` and `free, sampled`."""
         shown = f"```python\n{self._file}```\n\n"
         edit = self._text.tokenizer.encode(
             f"File {number}:\n\n{shown}The same file, word for word:\n\n{shown}Once more, word for word:\n\n```python\n"
@@ -65,7 +69,7 @@ class Tasks:
         ]
 
     def copied(self, answer: TimedAnswer) -> float:
-        """Return the share of the file that the output repeats correctly before the first difference."""
+        """Return the share of `sample.txt` that the output repeats before the first difference, from 0 to 1."""
         written = self._text.tokenizer.decode(answer.tokens)
         pairs = enumerate(zip(written, self._file, strict=False))
         return next((i for i, (ours, theirs) in pairs if ours != theirs), len(written)) / len(self._file)
@@ -102,9 +106,9 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
     print_line(row="edit", copied=min(copied))
     if min(copied) < COPIED:
         raise SystemExit("the model does not repeat the file, so the figures are meaningless; use another model")
-    for name, bar in (("edit", EDIT_BAR), ("free", FREE_BAR), ("free, sampled", FREE_BAR)):
+    for name, threshold in (("edit", EDIT_THRESHOLD), ("free", FREE_THRESHOLD), ("free, sampled", FREE_THRESHOLD)):
         ratio = median(on / off for on, off in zip(rates[name]["on"], rates[name]["off"], strict=True))
-        print_verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
+        print_verdict(f"{name}, on / off", ratio, f">= {threshold}", ratio >= threshold)
 
 
 def main() -> None:

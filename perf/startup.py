@@ -2,16 +2,23 @@
 
 usage: python perf/startup.py [MODEL] [--runs 5]
 
-Every run starts a node with `--model MODEL`, waits until the node listens and serves, requests one token, then 16
-concurrent answers of 64 tokens. A first warm-up run is not counted: it downloads the model if missing, and fills the
-caches of helexa and of the system.
+Every run starts a node with `--model MODEL`, waits until the node has loaded the model, and requests one token, then 16
+concurrent answers of 64 tokens. A first warm-up run is not counted: it downloads the model if it is missing, and fills
+the caches of helexa and of the system.
 
-One line per row has the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
-start of the process. `memory@1` and `memory@16` are the MiB of the server and of its engine after one token and after
-the 16 answers, also as multiples of the model's file size (`per_file`). There is one line per kind of memory: resident
-(`rss`), which counts a page once for each process that maps the page; proportional (`pss`), which divides shared pages
-among their processes; and the anonymous part of `pss` (`anonymous`), which belongs to no file. Some systems report only
-`rss`. `helexa --help` is in milliseconds. The verdicts apply to the first answer and to its resident memory.
+There is one line per row with the median and each run's value:
+
+    listening, loaded, first_answer     seconds from the start of the process until the node accepts connections, has
+                                        loaded the model, and has answered the first request
+    memory@1, memory@16                 MiB of the server process and of the engine process after the first answer, and
+                                        after the 16 answers; also as multiples of the model's file size (`per_file`)
+    helexa --help                       duration of the command in milliseconds
+
+`memory@1` and `memory@16` have one line per kind of memory. Resident memory (`rss`) counts a page once for each process
+that maps the page. Proportional memory (`pss`) divides shared pages among the processes that map them. Anonymous memory
+(`anonymous`) is the part of `pss` that belongs to no file. Some systems report only `rss`.
+
+The verdicts are about `first_answer` and about the resident memory after the first answer.
 """
 
 import argparse
@@ -43,7 +50,7 @@ from support.servers import (
 from helexa.core.errors import HelexaError
 
 STREAMS, TOKENS = 16, 64
-START_BAR, RESIDENT_BAR = 3.0, 2.5
+START_THRESHOLD, RESIDENT_THRESHOLD = 3.0, 2.5
 
 Memory = dict[str, float]
 """Kind of memory -> MiB, as reported by the system."""
@@ -51,14 +58,14 @@ Memory = dict[str, float]
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory of a node's server process and of its engine process."""
+    """Memory of a node: of its server process and of its engine process."""
 
     server: Memory
     engine: Memory
 
     @classmethod
     def current(cls, node: psutil.Process) -> "Holding":
-        """Measure the memory of a running node."""
+        """Measure the memory of the server process and the engine process of a running node."""
         engines = [memory(child) for child in node.children(recursive=True)]
         return cls(memory(node), {kind: sum(entry[kind] for entry in engines) for kind in engines[0]})
 
@@ -75,7 +82,7 @@ class Start:
 
 
 async def start(model: str) -> Start:
-    """Start a node, measure it, and stop it."""
+    """Start a node with the model, measure its start and its memory, and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with client_session() as session:
@@ -101,7 +108,7 @@ async def until_listening(session: aiohttp.ClientSession, url: str, process: psu
 
 
 def memory(process: psutil.Process) -> Memory:
-    """Measure the memory of a process."""
+    """Return the memory of a process in MiB by kind."""
     try:
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -118,7 +125,7 @@ def help_ms() -> float:
 
 
 async def measure(model: str, file_mib: float, runs: int) -> None:
-    """Start the node `runs` times, then print the results."""
+    """Start the node `runs` times, then print the results. `file_mib` is the size of the model's file."""
     await start(model)
     starts = [await start(model) for _ in range(runs)]
     for row in ("listening", "loaded", "first_answer"):
@@ -129,9 +136,9 @@ async def measure(model: str, file_mib: float, runs: int) -> None:
     times = [help_ms() for _ in range(1 + 2 * runs)][1:]
     print_line(row="helexa --help", ms=median(times), runs=times)
     seconds = median(entry.first_answer for entry in starts)
-    print_verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
+    print_verdict("second start to first token, s", seconds, f"<= {START_THRESHOLD}", seconds <= START_THRESHOLD)
     resident = median(entry.early.server["rss"] + entry.early.engine["rss"] for entry in starts) / file_mib
-    print_verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
+    print_verdict("resident / file", resident, f"<= {RESIDENT_THRESHOLD}", resident <= RESIDENT_THRESHOLD)
 
 
 def print_memory(row: str, holdings: list[Holding], file_mib: float) -> None:

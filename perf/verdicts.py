@@ -1,9 +1,10 @@
-"""Measure how often the build comparison of helexa-bench raises false alarms and detects slowdowns.
+"""Measure how often helexa-bench's comparison of builds raises false alarms, and how often it detects slowdowns.
 
-It uses samples of a real server, which `measure` takes and `replay` resamples.
+usage: python perf/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
+       python perf/verdicts.py replay samples.json
 
-python perf/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
-python perf/verdicts.py replay samples.json
+`measure` takes samples of a real server. `replay` draws from these samples at random to simulate builds: unchanged
+builds, and builds that are 8 % slower.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from helexa.bench.analysis.verdict import confirms, judge
-from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
 from helexa.bench.measurement.clock import SystemClock
 from helexa.bench.measurement.measures import measure
@@ -26,16 +27,16 @@ from helexa.bench.scenarios.single import Single
 from helexa.bench.targets.target import ServedModel
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
-PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of a sweep
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of helexa-bench
 
 
 async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
-    """Take samples of a server by single requests without prefix cache hits. Return the values of each metric."""
+    """Measure a server with `samples` single requests without prefix cache hits. Return the values of each metric."""
     scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
     served = ServedModel(Model(name=model))
     samples_by_metric: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     async with open_session() as session:
-        client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+        client = Client(session, endpoint, api_format_of("openai"), SystemClock(), ignore_eos=True)
         for number in range(samples + 3):
             subject = Subject(client, served, SystemClock(), salt=f"{time.time_ns()}")
             outcome = await scenario.run(subject, sample_seed(0, scenario.key.name, number))
@@ -48,7 +49,12 @@ async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, lis
 
 
 def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-    """Return how many of the simulated unchanged builds were suspected, and how many were confirmed (false alarms)."""
+    """Simulate unchanged builds from `samples`, and count the builds that helexa-bench reports as changed.
+
+    Returns:
+        The number of builds that are suspected after the first samples, and how many of them are confirmed by
+        additional samples (false alarms).
+    """
     history: list[list[float]] = []
     suspected = confirmed = 0
     for _ in range(BUILDS):
@@ -61,9 +67,13 @@ def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
 
 
 def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
-    """Return the share of simulated slower builds that are confirmed within eight samples.
+    """Simulate slower builds, and return the share that helexa-bench reports as slower within eight samples.
 
-    Each slower build follows eight unchanged builds. `slowdown` is the factor by which its samples are slower.
+    Args:
+        samples: values of one metric, from which all samples of builds are drawn.
+        rng: random generator.
+        slowdown: factor on the values of a slower build, for example 1.08. Each slower build follows eight unchanged
+            builds.
     """
     detected = 0
     for _ in range(TRIALS):
@@ -76,7 +86,7 @@ def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -
 
 
 def replay(path: Path) -> None:
-    """Print false alarms and detected slowdowns for the stored samples at `path`."""
+    """Simulate builds from the samples in the file `path`, and print false alarms and detected slowdowns."""
     rows = []
     for name, values in json.loads(path.read_text())["metrics"].items():
         samples = np.array(values)

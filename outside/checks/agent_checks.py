@@ -1,6 +1,7 @@
-"""Checks of a coding agent in an empty home folder: a single response, and a forced tool call with its result.
+"""Checks of a coding agent: a single response, and a forced tool call with its result.
 
-The settings in programs.toml describe the agent.
+The agent's table in programs.toml contains the command line and the environment of the agent. The agent runs with an
+empty home folder.
 """
 
 import os
@@ -16,7 +17,7 @@ FOLDER = HOME / "work"
 
 
 def _run(prompt: str, proxy: Proxy) -> str:
-    """Run the agent with a prompt through the proxy and return the agent's output.
+    """Run the agent on a prompt, with `proxy` as its server, and return the agent's output.
 
     Raises:
         AssertionError: the agent failed, sent no request, or received an error response.
@@ -47,11 +48,11 @@ def _run(prompt: str, proxy: Proxy) -> str:
         check=False,
     )
     print(ended.stdout, flush=True)
-    for exchange in proxy.exchanges:
-        print(exchange.path, exchange.status, exchange.answer[-600:], flush=True)
+    for request in proxy.requests:
+        print(request.path, request.status, request.answer[-600:], flush=True)
     assert ended.returncode == 0, f"ended with {ended.returncode}: {ended.stdout[-300:]}"
-    assert proxy.exchanges, "asked the gateway nothing"
-    refused = [exchange for exchange in proxy.exchanges if exchange.status != 200]
+    assert proxy.requests, "asked the gateway nothing"
+    refused = [request for request in proxy.requests if request.status != 200]
     assert not refused, f"{refused[0].path} got {refused[0].status}: {refused[0].answer[:300]!r}"
     return ended.stdout
 
@@ -68,7 +69,7 @@ def forced_tool_and_its_result():
         raise Skipped("it calls no tools")
     with Proxy(URL, tool=SETTINGS["tool"]) as proxy:
         _run("Run the command: echo errand", proxy)
-    assert any(exchange.has_result for exchange in proxy.exchanges), "no request brought the tool's result"
+    assert any(request.has_result for request in proxy.requests), "no request brought the tool's result"
 
 
 run()

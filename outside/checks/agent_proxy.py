@@ -1,9 +1,9 @@
 """A proxy between a coding agent and the gateway, which records requests and changes them for small models.
 
-A model with half a billion parameters rarely calls the right tool or ends its response. If `tool` is set, the proxy
-therefore changes the requests. A request without a tool result is forced to call this tool. A request with a tool
-result may not use tools, and its response is restricted to one word. The agent then always makes the same sequence of
-requests.
+A model with half a billion parameters rarely calls the right tool, and rarely ends its response. If the proxy has the
+name of a tool (`tool`), it therefore changes the agent's requests. A request without a tool result must call this tool.
+A request with a tool result may not call tools, and its response is restricted to one word. The agent then always makes
+the same sequence of requests.
 """
 
 import http.client
@@ -25,8 +25,8 @@ _UNSENT = ("host", "connection", "content-length", "transfer-encoding", "accept-
 
 
 @dataclass
-class Exchange:
-    """A recorded generation request: its path, the body that the agent sent, and the response."""
+class RecordedRequest:
+    """A recorded generation request of the agent: its path, the body that the agent sent, and the response."""
 
     path: str
     body: dict[str, Any]
@@ -42,20 +42,20 @@ class Exchange:
 
 @dataclass
 class Proxy:
-    """A running proxy.
+    """A running HTTP server that forwards an agent's requests to the gateway (see the module's docstring).
 
     Attributes:
         target: base URL of the gateway.
-        tool: name of the tool to force, or None.
+        tool: name of the tool that the model must call, or None to leave tool calls unchanged.
         max_tokens: maximum number of tokens of each response.
-        exchanges: recorded generation requests, oldest first.
+        requests: recorded generation requests of the agent, oldest first.
         url: base URL of the proxy.
     """
 
     target: str
     tool: str | None = None
     max_tokens: int = 200
-    exchanges: list[Exchange] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     url: str = ""
 
     def __enter__(self) -> "Proxy":
@@ -73,16 +73,16 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def changed(self, path: str, exchange: Exchange) -> dict[str, Any]:
-        """Return the request body to send to the gateway."""
-        body = dict(exchange.body)
+    def changed(self, path: str, request: RecordedRequest) -> dict[str, Any]:
+        """Return the request body that the proxy sends to the gateway in place of the agent's body."""
+        body = dict(request.body)
         for name in _LENGTH:
             if body.get(name):
                 body[name] = min(body[name], self.max_tokens)
         if not any(body.get(name) for name in _LENGTH):
             body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = self.max_tokens
         if self.tool and body.get("tools"):
-            if exchange.has_result:
+            if request.has_result:
                 _end(path, body)
             else:
                 body["tool_choice"] = _FORCED[path](self.tool)
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_CONNECT(self) -> None:
-        """Reject connections to hosts other than the gateway."""
+        """Reject requests for tunnels to other hosts. The agent sends them because `HTTPS_PROXY` names this proxy."""
         self.send_error(403)
 
     def do_POST(self) -> None:
@@ -109,9 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in _FORCED:
             self._forward(raw, None)
             return
-        exchange = Exchange(path, json.loads(raw))
-        self.owner.exchanges.append(exchange)
-        self._forward(json.dumps(self.owner.changed(path, exchange)).encode(), exchange)
+        request = RecordedRequest(path, json.loads(raw))
+        self.owner.requests.append(request)
+        self._forward(json.dumps(self.owner.changed(path, request)).encode(), request)
 
     def _read(self) -> bytes:
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
@@ -123,14 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return whole
 
-    def _forward(self, raw: bytes, exchange: Exchange | None) -> None:
+    def _forward(self, raw: bytes, request: RecordedRequest | None) -> None:
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _UNSENT}
         connection = http.client.HTTPConnection(urlsplit(self.owner.target).netloc)
         try:
             connection.request(self.command, self.path, raw or None, headers)
             response = connection.getresponse()
-            if exchange:
-                exchange.status = response.status
+            if request:
+                request.status = response.status
             self.send_response(response.status)
             for name, value in response.getheaders():
                 if name.lower() not in _UNSENT:
@@ -140,8 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             while part := response.read1(65536):
                 self.wfile.write(part)
                 self.wfile.flush()
-                if exchange:
-                    exchange.answer += part
+                if request:
+                    request.answer += part
         except OSError as error:
             print("the agent or the gateway hung up:", error, flush=True)
         finally:
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _end(path: str, body: dict[str, Any]) -> None:
-    """Change a request so that its response is one word and has no tool calls."""
+    """Change a request body so that the response is one word without tool calls."""
     body["tool_choice"] = {"type": "none"} if path == "/v1/messages" else "none"
     form: dict[str, Any] = {"type": "json_schema", "schema": _ONE_WORD}
     if path == "/v1/messages":

@@ -1,4 +1,5 @@
-// The AI SDK with its providers for OpenAI (Responses), servers with OpenAI's API (chat) and Anthropic (Messages).
+// Checks of the AI SDK with three of its providers: OpenAI (Responses), OpenAI-compatible servers (chat completions) and
+// Anthropic (Messages).
 import assert from "node:assert/strict";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";

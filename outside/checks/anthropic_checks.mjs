@@ -1,4 +1,4 @@
-// @anthropic-ai/sdk, as its README uses it, and its tool runner.
+// Checks of @anthropic-ai/sdk, used as its README describes, and of its tool runner.
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
 import { betaZodTool } from "@anthropic-ai/sdk/helpers/beta/zod";
@@ -39,7 +39,7 @@ await check("stream helper", async () => {
 });
 
 await check("forced tool", async () => {
-  const tool_choice = { type: "any", disable_parallel_tool_use: true }; // a small model goes on calling
+  const tool_choice = { type: "any", disable_parallel_tool_use: true }; // a small model may repeat calls
   const asked = { ...hello, messages, tools: [tool], tool_choice, max_tokens: 200 };
   const found = await client.messages.create(asked);
   assert.equal(found.stop_reason, "tool_use");

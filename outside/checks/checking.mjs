@@ -1,4 +1,4 @@
-// What the checks in JavaScript share: each is a function that fails by throwing.
+// Runs the checks in JavaScript. A check is a function that throws an error if it fails.
 import { appendFileSync } from "node:fs";
 
 export const URL_ = process.env.OUTSIDE_URL;

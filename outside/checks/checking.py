@@ -1,4 +1,7 @@
-"""Runs checks. A check is a function that raises on failure. Its outcome is written as a JSON line."""
+"""Registers and runs the checks of an outside program. A check is a function that raises an exception if it fails.
+
+The outcome of each check is appended as a JSON line to the file named by the environment variable `OUTSIDE_RESULTS`.
+"""
 
 import asyncio
 import inspect
@@ -22,17 +25,17 @@ _checks: list[Callable[[], Any]] = []
 
 
 class Skipped(Exception):
-    """Raised by a check that cannot run here. The message is the reason."""
+    """A check raises this exception if it does not apply to the program or machine. The message is the reason."""
 
 
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Register a function as a check. The name of the check is the function's name with spaces for underscores."""
+    """Register a function as a check. The check's name is the function's name with spaces in place of underscores."""
     _checks.append(function)
     return function
 
 
 def run() -> None:
-    """Run all registered checks in the order of their registration."""
+    """Run all registered checks in the order of their registration, and report the outcome of each."""
     signal.signal(signal.SIGALRM, _too_long)
     for function in _checks:
         begun = time.monotonic()
@@ -53,7 +56,7 @@ def run() -> None:
 
 
 def report(name: str, outcome: str, reason: str = "", seconds: float = 0.0) -> None:
-    """Append the outcome of a check to the results file."""
+    """Append the outcome of a check as a JSON line to the results file (`OUTSIDE_RESULTS`)."""
     line = {"name": name.replace("_", " "), "outcome": outcome, "reason": reason, "seconds": round(seconds, 1)}
     with Path(os.environ["OUTSIDE_RESULTS"]).open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""Checks of DSPy: predictions with its two adapters, which request fields as marked text or as JSON."""
+"""Checks of DSPy: predictions with its two adapters, which ask the model for fields as marked text or as JSON."""
 
 import dspy
 from checking import MODEL, URL, check, run

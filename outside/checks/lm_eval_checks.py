@@ -40,7 +40,7 @@ for task in (CHOICES, ANSWERS):
 
 
 def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
-    """Run a task with lm-eval and return its scores."""
+    """Run the evaluation task `task` with lm-eval and return its scores."""
     settings = {"model": MODEL, "base_url": f"{URL}{path}", "max_retries": 1, "eos_string": "<|im_end|>", **arguments}
     response = lm_eval.simple_evaluate(
         model=kind,
@@ -73,7 +73,7 @@ def completions_text():
 
 
 @check
-def completions_log_likelihoods_with_the_gateways_tokenizer():
+def log_likelihoods_of_completions_with_the_tokenizer_of_the_gateway():
     scores = _evaluate("local-completions", "/v1/completions", "outside_choices", tokenizer_backend="remote")
     assert scores["acc,none"] == 1.0, "Paris is not the likelier capital of France"
 

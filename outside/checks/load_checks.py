@@ -11,7 +11,7 @@ FOLDER = Path(os.environ["HOME"])
 
 
 def main() -> None:
-    """Run the command line of each load generator and report it as one check."""
+    """Run each command line in the program's settings, and report each as one check."""
     values = {"url": URL, "model": MODEL, "tokenizer": os.environ["OUTSIDE_TOKENIZER"], "folder": str(FOLDER)}
     for name, command in SETTINGS["commands"].items():
         words = [word.format_map(values) for word in command]

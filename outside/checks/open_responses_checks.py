@@ -1,4 +1,4 @@
-"""The compliance tests of Open Responses (tests/open_responses.py), with a real model."""
+"""Runs the compliance tests of Open Responses (tests/open_responses.py) as checks, with a real model."""
 
 import json
 import sys

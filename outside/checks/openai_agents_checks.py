@@ -1,4 +1,4 @@
-"""Checks of openai-agents: an agent with a forced tool, with the Responses API and with chat completions."""
+"""Checks of openai-agents: an agent that must call a tool, with the Responses API and with chat completions."""
 
 import openai
 from agents import (

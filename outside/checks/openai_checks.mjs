@@ -1,4 +1,4 @@
-// openai-node, as its README uses it, and its tool runners.
+// Checks of openai-node, used as its README describes, and of its tool runners.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
@@ -58,7 +58,7 @@ await check("tool runner", async () => {
   const asked = { model: MODEL, messages, tools: [weather], max_tokens: 200 };
   const runner = client.chat.completions.runTools({
     ...asked,
-    tool_choice: { type: "function", function: { name: "get_weather" } }, // ends after one call
+    tool_choice: { type: "function", function: { name: "get_weather" } }, // the tool runner ends after one call
   });
   await runner.done();
   assert(cities.length > 0);

@@ -23,7 +23,7 @@ class City(BaseModel):
 
 
 def _forced(model: object) -> None:
-    """Check structured output, which pydantic-ai requests with a tool and `tool_choice: required`."""
+    """Check structured output of `model`. pydantic-ai requests it with a tool and `tool_choice: required`."""
     response = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
     assert isinstance(response.output, City)
 

@@ -1,4 +1,4 @@
-"""Requests from the test suites of llama.cpp's server and of vLLM, sent with OpenAI's Python library."""
+"""Checks with requests from the test suites of llama.cpp's server and of vLLM, sent with OpenAI's Python library."""
 
 import json
 import math

@@ -1,11 +1,15 @@
-"""Try to exceed the caps of keys with random requests, and report the charged tokens, as JSON lines.
+"""Try to exceed the token caps of API keys with random requests, and report the charged tokens, as JSON lines.
 
 usage: python perf/attack/budget_cap.py [--seeds 10] [--requests 2000] [--parallel 16]
 
-The script runs the test `tests/unit/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in
-front of a node and a third-party backend. Both use as many tokens as the forwarded body permits. One line per seed
-has the statuses (0: the client closed the connection), ledger entries and charged tokens. The script fails if an
-entry is charged more than its hold, if a node uses more tokens than the hold, or if a key exceeds its cap.
+The script runs the test `tests/unit/cortex/test_budget_property.py` with more requests. The test starts a gateway with
+capped API keys in front of a node and a third-party backend. Both servers use as many tokens as the forwarded request
+permits. For each seed, the script prints a line with the response statuses (0: the client closed the connection), the
+number of ledger entries, and the charged tokens. The script fails in these cases:
+
+* a request is charged more tokens than the gateway reserved for it
+* a node uses more tokens for a request than the gateway reserved
+* a key exceeds its cap
 """
 
 import argparse

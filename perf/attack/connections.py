@@ -2,20 +2,18 @@
 
     python perf/attack/connections.py [--connections 1200] [--idle 1100] [--model helexa/small]
 
-Each connection must be served or receive a complete 503 response. After the attack, requests must succeed at once. The
-gateway and a node are tested, each with two limits on open files (soft / hard): 1,024 / 1,024 and 1,024 / 16,384. There
-are two attacks:
+The script tests a gateway and a node, each with two limits on open files (soft / hard): 1,024 / 1,024 and 1,024 /
+16,384. There are two attacks:
 
-    burst   `--connections` connections send one request each, all at the same time. For the gateway, a mock node
-        responds
-            after a second, so that all requests are in progress together. A node gets requests for its list of models.
-    idle    `--idle` connections are opened and send nothing. Then a request is sent on a new connection. On the node,
-        the
-            model is loaded while the idle connections are open.
+    burst   `--connections` connections send one request each, all at the same time. The gateway gets chat requests, and
+            a mock node behind it responds after a second, so that all requests run together. The node gets requests for
+            its list of models. Each connection must be served or receive a complete 503 response.
+    idle    `--idle` connections are opened and send nothing. Then a request on a new connection must succeed. The node
+            loads its model while the idle connections are open.
 
 Each JSON line has the number of responses by status, and a recovery time. `broken` counts connections that failed
-without a complete response. The recovery time of a burst is the time from its last response to a response with status
-200. For idle connections, it is the time of the request.
+without a complete response. After a burst, the recovery time is the time from the last response of the burst to the
+next response with status 200. With idle connections, it is the time of the request.
 """
 
 import argparse
@@ -70,9 +68,10 @@ def chat(model: str) -> bytes:
 
 
 async def status_of(port: int, content: bytes) -> int | str:
-    """Send a request on a new connection.
+    """Send the request `content` on a new connection.
 
-    Return the status of the response, or `broken` if it is missing or incomplete.
+    Returns:
+        The status of the response, or `broken` if the response is missing or incomplete.
     """
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -91,7 +90,7 @@ async def status_of(port: int, content: bytes) -> int | str:
 
 
 async def seconds_to_success(port: int, content: bytes) -> float:
-    """Repeat a request until its response has status 200. Return how long that took, in seconds."""
+    """Repeat the request `content` until its response has status 200. Return the seconds until this response."""
     began = time.perf_counter()
     while await status_of(port, content) != 200:
         if time.perf_counter() - began > ANSWER_SECONDS:
@@ -106,7 +105,7 @@ async def burst(name: str, port: int, content: bytes, connections: int) -> None:
     Args:
         name: name of the server in the output.
         port: port of the server.
-        content: the request.
+        content: the HTTP request as bytes.
         connections: number of connections.
     """
     statuses = Counter(await asyncio.gather(*(status_of(port, content) for _ in range(connections))))
@@ -151,12 +150,12 @@ async def slow_node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 def limit(process: psutil.Process, limits: tuple[int, int]) -> None:
-    """Set the soft and hard limit on open files of a server that has just started."""
+    """Set the soft and the hard limit on open files of a server process that has just started."""
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
 
 
 async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
-    """Attack a gateway with these limits on open files (soft, hard)."""
+    """Start a gateway, set its limits on open files (soft, hard), and run both attacks on it."""
     name, port = f"gateway {limits[0]}/{limits[1]}", free_port()
     node = await asyncio.start_server(slow_node, "127.0.0.1", 0, backlog=4096)
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +173,7 @@ async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> Non
 
 
 async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
-    """Attack a node with these limits on open files (soft, hard)."""
+    """Start a node, set its limits on open files (soft, hard), and run both attacks on it."""
     name, port = f"node {limits[0]}/{limits[1]}", free_port()
     with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port)) as process:
         limit(process, limits)
@@ -188,7 +187,7 @@ async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """Attack the gateway and the node with all limits."""
+    """Attack a gateway and a node with all limits on open files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for limits in LIMITS:

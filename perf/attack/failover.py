@@ -1,13 +1,21 @@
-"""Kill a PostgreSQL primary behind gateways, promote its standby, then make it read-only: all charges must be correct.
+"""Kill the PostgreSQL primary of several gateways under load, and check that all charges are correct.
 
 usage: python perf/attack/failover.py [--gateways 3] [--clients 100] [--down 3]
 
-PostgreSQL is a primary and a hot standby with synchronous replication; the ledger's URL lists both servers. Clients
-send requests to all gateways without a pause. After `--down` seconds without a writable server, the standby is
-promoted. Later the server is read-only for `--down` seconds. Each outage is a JSON line with the statuses of `/health`
-and `/health/ready` during the outage, and the seconds until every gateway is ready and answers again. The last line has
-the checks; the exit code is 1 if a check failed. The checks are: every complete answer has one settled entry with the
-exact charge; the cap is not exceeded; and the budget's spent amount equals the sum of the entries.
+The gateways share the ledger (the database of API keys and charges) in PostgreSQL, on a primary and a hot standby with
+synchronous replication. The ledger's URL lists both servers. Clients send requests to all gateways without a pause
+during two outages:
+
+1. The script kills the primary. After `--down` seconds, it promotes the standby.
+2. Later, it makes the promoted server read-only for `--down` seconds.
+
+For each outage, the script prints a JSON line with the statuses of `/health` and `/health/ready` during the outage, and
+the seconds until every gateway is ready and answers again. The last line has the results of the checks; the exit code
+is 1 if a check failed:
+
+* Every complete answer has one settled ledger entry with the exact charge.
+* The key does not exceed its cap.
+* The spent amount of the budget equals the sum of the ledger entries.
 """
 
 import argparse
@@ -47,7 +55,7 @@ async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: floa
     """Wait until a gateway reports that it is ready and completes a request.
 
     Returns:
-        Seconds since the monotonic time `began`.
+        Seconds from the time `began` (of `time.monotonic`) to the completed request.
     """
     async with asyncio.timeout(60):
         while True:
@@ -62,7 +70,7 @@ async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: floa
 
 
 async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_secs: float) -> Counter[str]:
-    """Poll the health endpoints of all gateways for `down_secs` seconds. Return the number of responses by status."""
+    """Poll the health routes of all gateways for `down_secs` seconds. Return the number of responses by status."""
     statuses = Counter[str]()
     end = time.monotonic() + down_secs
     while time.monotonic() < end:
@@ -76,7 +84,7 @@ async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_s
 async def failures(
     primary: Postgres, standby: Postgres, gateways: list[Gateway], down_secs: float
 ) -> list[dict[str, Any]]:
-    """Cause both outages (failover, read-only database), print a line for each, and return these lines."""
+    """Cause both outages (failover, read-only database), print a JSON line for each, and return the lines."""
     results: list[dict[str, Any]] = []
     async with aiohttp.ClientSession() as session:
         for name in ("failover", "read-only"):

@@ -1,18 +1,19 @@
-"""Force calls of random tools through every API, and check that the calls are valid.
+"""Send requests that must call random tools through every API, and check that the tool calls are valid.
 
     python perf/attack/forced_calls.py MODEL[=FORMAT] ... [--tools 500] [--seed 0] [--streams 4] [--every-api]
 
-MODEL is a model's file or folder. If it is a folder with only a tokenizer, the script creates a model with random
+MODEL is a model's file or folder. If the folder contains only a tokenizer, the script creates a model with random
 weights. FORMAT is the tool-call format (`hermes`, `llama3_json`, `mistral`, ...). The default is the model's own
 format. If the chat template of a GGUF file does not support tools, add another template first: `gguf-new-metadata IN
 OUT --chat-template TEXT`.
 
-One node loads the models one after the other, behind one gateway. Requests of chat completions and Responses go to the
-node, requests of Messages to the gateway, each with and without streaming. These are six routes. Each random tool is
-tested on one route, or on all routes with `--every-api`. Speculation is enabled, as by default.
+A node behind a gateway loads the models one after the other. There are six routes: chat completions and Responses on
+the node, and Messages on the gateway, each with and without streaming. The script tests each random tool on one route,
+or on all routes with `--every-api`. Speculation is on, as by default.
 
-A response must be a valid call, or end at the length limit (cut). One JSON line per model and route counts valid, cut
-and wrong responses. One line per wrong response gives the reason. The exit status is 1 if a response is wrong.
+A response must be a valid tool call, or end at the length limit. For each model and route, the script prints a JSON
+line with the numbers of valid responses, of responses that ended at the length limit, and of wrong responses. It also
+prints a line with the reason for each wrong response. The exit status is 1 if a response is wrong.
 """
 
 import argparse
@@ -46,8 +47,8 @@ class Stack:
     """A running node, and a gateway that routes requests to it.
 
     Attributes:
-        session: HTTP session for requests.
-        node, gateway: base URLs.
+        session: HTTP session for requests to both servers.
+        node, gateway: base URLs of the node and of the gateway.
     """
 
     session: aiohttp.ClientSession
@@ -74,13 +75,13 @@ class Stack:
             response.raise_for_status()
 
     async def ask(self, model: str, task: Task, api: str, stream: bool, max_tokens: int) -> CallResult:
-        """Send a task to the model through one API and return the tool calls of the response.
+        """Send a request with tools to the model through one API, and return the tool calls of the response.
 
         Args:
             model: id of the model.
-            task: the tools to offer.
+            task: the tools to offer, and the tool that the response must call.
             api: `chat`, `responses` or `messages`.
-            stream: True to request a streamed response.
+            stream: whether to request a streamed response.
             max_tokens: maximum number of tokens of the response.
         """
         base = self.gateway if api == "messages" else self.node
@@ -117,7 +118,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
-    """Return the URL path and the body of the request for a task in the format of `api`."""
+    """Return the URL path and the body of the request with the tools of `task`, in the format of `api`."""
     messages = [{"role": "user", "content": PROMPT}]
     if api == "messages":
         offered = [{"name": name, "input_schema": schema} for name, schema in task.tools.items()]
@@ -210,10 +211,10 @@ def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -
 async def attack(
     stack: Stack, model: str, tasks: Sequence[Task], *, every_api: bool, streams: int, max_tokens: int
 ) -> Counter[str]:
-    """Send every task. Print a line for each wrong response, and at the end a line for each route.
+    """Send a request for every task. Print a line for each wrong response, and at the end a line for each route.
 
     Returns:
-        Numbers of valid, cut and wrong responses.
+        Numbers of valid responses, of responses that ended at the length limit (cut), and of wrong responses.
     """
     counts: dict[tuple[str, bool], Counter[str]] = {route: Counter() for route in ROUTES}
     turn = asyncio.Semaphore(streams)
@@ -236,7 +237,7 @@ async def attack(
 
 
 def model_at(path: Path, folder: Path) -> Path:
-    """Return the path of a model. For a folder with only a tokenizer, write a model with random weights to `folder`."""
+    """Return the path of a model. If `path` has only a tokenizer, write a model with random weights to `folder`."""
     if path.is_dir() and not (path / "config.json").exists():
         return write_random_model(path, folder)
     return path.absolute()

@@ -1,14 +1,15 @@
-"""Send 45 MB bodies to a gateway and report the longest response time of `/health`, as JSON lines.
+"""Send request bodies of 45 MB to a gateway, and report the longest response time of `/health`, as JSON lines.
 
 usage: python perf/attack/large_bodies.py [--mib 45] [--at-once 4] [--routes chat responses]
 
-The gateway, its two nodes and the clients run in separate processes; this process requests `/health` every 20 ms. Each
-kind of body is sent once alone, then `--at-once` times at the same moment. One line per kind has the statuses, the
-seconds until the last answer, and the longest `/health` request in milliseconds. The threshold is 500 ms.
+The gateway, its two mock nodes and the clients run in separate processes. The script itself requests `/health` every 20
+ms. It sends each kind of request body once alone, then `--at-once` times at the same moment. A JSON line has the
+response statuses, the seconds until the last response, and the longest response time of `/health` in milliseconds,
+which should be below 500 ms.
 """
 
 import argparse
-import encodings.idna  # noqa: F401  before clients are forked: a fork copies an import lock that a thread holds
+import encodings.idna  # noqa: F401  before the fork of clients, which copies import locks that threads hold
 import json
 import multiprocessing
 import re
@@ -34,7 +35,7 @@ PATHS = {
     "embeddings": "/v1/embeddings",
 }
 SAMPLE_SECS = 0.02
-_ALLOWED_MESSAGES = 90_000  # fewer than the Messages API's limit
+_ALLOWED_MESSAGES = 90_000  # the Messages API allows 100,000 messages
 _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
 _USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 _CHAT = {"id": "c1", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [_CHOICE], "usage": _USAGE}
@@ -134,7 +135,7 @@ def measure(port: int, path: str, body: bytes, at_once: int) -> tuple[list[objec
 
 @contextmanager
 def processes(count: int, target: Callable[[Connection], None]) -> Iterator[list[int]]:
-    """Run `target` in `count` processes during the `with` block. Each sends its port. Yield these ports."""
+    """Run the server function `target` in `count` processes during the `with` block. Yield the ports of the servers."""
     context = multiprocessing.get_context("spawn")
     running, ports = [], []
     try:
@@ -152,7 +153,7 @@ def processes(count: int, target: Callable[[Connection], None]) -> Iterator[list
 
 @contextmanager
 def gateway(folder: Path, nodes: list[int]) -> Iterator[int]:
-    """Run a gateway in front of the nodes at these ports during the `with` block, and yield the gateway's port."""
+    """Run a gateway in front of the nodes at the ports `nodes` during the `with` block. Yield the gateway's port."""
     (folder / "models.toml").write_text(f'[aliases]\n{ALIAS} = "{MODEL}"\n')
     neurons = "".join(f'[[neurons]]\nname = "n{port}"\nendpoint = "http://127.0.0.1:{port}"\n' for port in nodes)
     (folder / "cortex.toml").write_text(
@@ -182,7 +183,7 @@ def main() -> None:
         processes(2, serve_node) as nodes,
         gateway(Path(folder), nodes) as port,
     ):
-        time.sleep(2)  # both nodes are polled
+        time.sleep(2)  # the gateway polls both nodes
         for name, route, body in bodies(arguments.mib << 20, arguments.routes):
             for at_once in (1, arguments.at_once):
                 statuses, took, times = measure(port, PATHS[route], body, at_once)

@@ -1,12 +1,15 @@
-"""Throttle an engine to a small share of a core: the watchdog must kill it only after it stops making progress.
+"""Throttle an engine process to a small share of a CPU core, and check that the watchdog does not kill it.
 
     python perf/attack/slow_engine.py MODEL.gguf --share 0.04 --tokens 2000 --limit 10
 
-A thread stops and continues the engine process (SIGSTOP, SIGCONT) so that the engine gets `--share` of one core.
-Meanwhile the engine reads a prompt of `--tokens` tokens and generates a few tokens. `--limit` is the watchdog's time
-limit, far below the time of an unbounded step at this speed. The throttled answer is compared with the unthrottled
-answer. Then the script stops the engine in the middle of a request and measures the time until the watchdog kills the
-engine.
+The watchdog of the server process kills an engine that makes no progress for `--limit` seconds. The script checks that
+the watchdog does not kill an engine that is only slow:
+
+1. A thread stops and continues the engine process (SIGSTOP, SIGCONT), so that the process gets `--share` of one core.
+   At this speed, the prefill of the whole prompt (`--tokens` tokens) in a single step would take longer than `--limit`.
+2. The throttled engine must compute the same answer as without throttling, and must not be killed.
+3. The script then stops the engine process for good during a request, and measures the time until the watchdog kills
+   it.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import psutil
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 
-PERIOD = 0.1  # seconds of one run-stop cycle
+PERIOD = 0.1  # seconds from one SIGCONT to the next
 ANSWER_TOKENS = 4
 
 
@@ -60,7 +63,7 @@ async def completion_of(client: EngineClient, prompt: list[int]) -> tuple[list[i
 
 
 async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
-    """Wait until `ended` is set. Return the longest time in seconds in which the engine reported no finished step."""
+    """Wait until `ended` is set. Return the longest time, in seconds, between two reports of finished steps."""
     longest, reports, since = 0.0, client.reports, time.monotonic()
     while not ended.is_set():
         await asyncio.sleep(0.02)
@@ -72,7 +75,7 @@ async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
 
 
 async def measure(model: Path, share: float, tokens: int, limit: float) -> bool:
-    """Run the test on one model and print the results. Return whether all requirements are met."""
+    """Run the test (see the module) with one model and print the results. Return whether the engine passed."""
     died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     options = EngineOptions(threads=1, kv_cache_mb=256, prefix_reuse="off")
     client = await EngineClient.start(model, options, step_seconds=limit, on_exit=died.set_result)

@@ -1,26 +1,31 @@
-"""Check that the engine on a GPU matches the reference, and that scheduling does not change its answers.
+"""Check that the engine computes correct results on a GPU, and that scheduling does not change its answers.
 
     python perf/gpu/agreement.py
     python perf/gpu/agreement.py qwen3 qwen3_5-w4 --dtype float16
     python perf/gpu/agreement.py --device cpu --tiny
 
-The models are small, have random weights and cover all architectures: see `CASES`. The reference is plain torch in
-float32 on the CPU, with the same quantized weights. The checks of each model are:
+The models are small and have random weights; `CASES` lists them. The reference is plain torch in float32 on the CPU,
+with the same quantized weights. A *spread* is the standard deviation of the reference's logits at one position. There
+are three checks:
 
-- `logits`: logits of prompts and of greedy answers. Errors are measured in spreads; a spread is the standard deviation
-  of a row of the reference's logits. The permitted error follows from the error of plain torch with the same dtype on
-  the same device.
-- `tokens`: tokens of greedy requests and of seeded sampled requests. Answers of a request alone must equal the
-  reference's tokens, and answers in all scheduling variants must equal the answers of the request alone. If a token
-  differs, rounding may have decided between two nearly tied tokens; this is reported but is not a failure. `gap` is the
-  error of a token according to the reference. For greedy requests, the gap is the logit difference to the best token,
-  in spreads; for sampled requests, the distance of the uniform number from the token's interval of the cumulative
-  distribution. A gap above `bound` is a failure. `first` is the first difference: request, position and both tokens.
-  `worst` is the largest gap from the first difference on.
-- `quantized`: the device quantizes matrices to the same codes as the CPU.
+- `logits`: compares the logits of prompts and of greedy answers with the reference. Errors are in spreads. The
+  permitted error is a multiple of the error that plain torch with the same dtype has on the same device.
+- `tokens`: compares the tokens of greedy requests and of sampled requests with a seed. Requests that run alone must
+  have the tokens of the reference. Requests in each scheduling variant (in a batch, preempted, with drafts and so on)
+  must have the same tokens as the request alone.
+- `quantized`: the device must quantize matrices to the same codes as the CPU.
 
-A scheduling variant also fails if it had no effect (no overlapped step, no preempted sequence, and so on), or if KV
-pages are not free at the end. Every line is JSON; the last line has the verdict. The exit status is 1 if a check
+A different token in the check `tokens` is not a failure if it is a near tie, that is, if rounding may have decided
+between two tokens. The measure is the gap of the token in the reference. For greedy requests, the gap is the difference
+between the best logit and the token's logit, in spreads. For sampled requests, it is the distance between the random
+number and the token's interval of the cumulative distribution. The output has these keys:
+
+    bound       largest gap of a near tie; a larger gap is a failure
+    first       the first difference: request, position and both tokens
+    worst       largest gap from the first difference on
+
+A scheduling variant also fails if it had no effect (no overlapping step, no preempted sequence, and so on), or if KV
+pages are not free at the end. Every line is JSON, and the last line has the verdict. The exit status is 1 if a check
 failed.
 """
 
@@ -111,14 +116,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Report:
-    """Prints the result line of each check and remembers failures."""
+    """Prints the result line of each check, and records which checks failed."""
 
     def __init__(self) -> None:
         self._checks, self._ties = 0, 0
         self._failed: list[str] = []
 
     def line(self, model: str, check: str, passed: bool, **figures: Any) -> None:
-        """Print the result line of a check, and remember the check if it failed."""
+        """Print the result line of a check, and record the check if it failed."""
         self._checks += 1
         self._ties += figures.get("near_ties", 0)
         if not passed:
@@ -127,11 +132,11 @@ class Report:
         print(json.dumps({"model": model, "check": check, "held": passed, **shown}), flush=True)
 
     def failing(self, model: str, check: str, **figures: Any) -> "_Failing":
-        """Return a context manager that reports an exception in its block as a failed check and suppresses it."""
+        """Return a context manager that suppresses an exception in its block and reports it as a failed check."""
         return _Failing(self, model, check, figures)
 
     def verdict(self) -> None:
-        """Print the last line. Exit with status 1 if a check failed."""
+        """Print the line with the verdict over all checks. Exit with status 1 if a check failed."""
         verdict = "failed" if self._failed else "held"
         line = {"verdict": verdict, "checks": self._checks, "near_ties": self._ties, "failed": self._failed}
         print(json.dumps(line), flush=True)
@@ -159,13 +164,13 @@ class _Failing:
 
 @dataclass(frozen=True)
 class LogitErrors:
-    """Differences between the logits of an engine and of the reference.
+    """Differences between the logits of an engine and of the reference (plain torch in float32).
 
     Attributes:
         largest: largest absolute error, in standard deviations of the reference's logits at the same position.
         typical: root-mean-square error in the same unit.
-        argmax: share of positions at which both have the same best token.
-        spread: average standard deviation of the reference's logits.
+        argmax: share of positions at which engine and reference have the same best token.
+        spread: average standard deviation of the reference's logits at one position.
     """
 
     largest: float
@@ -175,7 +180,7 @@ class LogitErrors:
 
     @classmethod
     def between(cls, actual: Iterable[Tensor], reference: Iterable[Tensor]) -> "LogitErrors":
-        """Return the errors of `actual`. Each item has the logits [tokens, vocabulary] of one sequence."""
+        """Return the errors of the logits `actual`. Each item has the logits [tokens, vocabulary] of one sequence."""
         rows, expected = torch.cat(list(actual)).double(), torch.cat(list(reference)).double()
         spreads = expected.std(-1, keepdim=True)
         errors = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
@@ -184,7 +189,7 @@ class LogitErrors:
 
 
 class Agreement:
-    """The checks of one model, which compare the engine (with and without captured graphs) with the reference."""
+    """The checks of one model, which compare the engine with and without captured graphs with the reference."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, report: Report) -> None:
         self._name, self._report = name, report
@@ -203,7 +208,7 @@ class Agreement:
         self._allowance = BYTES_OFF if kv_dtype == "int8" else 0.0
         self._chunk = TINY_CHUNK if tiny else CHUNK
         lengths, self._tokens = (TINY_LENGTHS, TINY_TOKENS) if tiny else (LENGTHS, TOKENS)
-        long = tiny and arguments.device != "cpu"  # too slow in the interpreter
+        long = tiny and arguments.device != "cpu"  # too slow in Triton's interpreter
         generator, vocabulary = torch.Generator().manual_seed(2), model.config["vocab_size"]
         self._prompts = [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
         self._long = [torch.randint(vocabulary, (TINY_LONG,), generator=generator).tolist()] if long else []
@@ -246,7 +251,7 @@ class Agreement:
         return schedulings | {"recorded, alone": Scheduling(captured=True, batched=False)} | captured | overlapping
 
     def _logits(self) -> None:
-        """Compute permitted errors from plain torch on the same device, then check the engine's logits."""
+        """Compute the permitted errors from plain torch on the same device, then check the engine's logits."""
         one_at_a_time = Scheduling(batched=False)
 
         def errors(runner: Runner, scheduling: Scheduling) -> LogitErrors:
@@ -283,7 +288,14 @@ class Agreement:
         schedulings: dict[str, Scheduling],
         others: Sequence[Request] = (),
     ) -> None:
-        """Check requests that run alone, then all scheduling variants. `others` run in the same batches, unchecked."""
+        """Check the tokens of `requests`: first of each request alone, then in all scheduling variants.
+
+        Args:
+            requests: the requests to check.
+            kind: name of the kind of requests in the output, `greedy` or `seeded`.
+            schedulings: the scheduling variants by name.
+            others: more requests that run in the same batches and are not checked.
+        """
         baseline = answers(self._runners[False], requests, Scheduling(batched=False)).tokens
         reference = [
             self._reference_tokens(request, tokens) for request, tokens in zip(requests, baseline, strict=True)
@@ -310,7 +322,7 @@ class Agreement:
     def _report_tokens(
         self, requests: list[Request], reference: list[list[int]], results: Results, scheduling: Scheduling, name: str
     ) -> None:
-        """Print whether the generated tokens equal the tokens `reference`, and how large the differences are."""
+        """Print whether the tokens in `results` equal the tokens `reference`, and the gaps of different tokens."""
         gaps: list[float] = []
         figures: dict[str, Any] = {}
         bound = self._bound(requests[0])
@@ -344,7 +356,7 @@ class Agreement:
         self._report.line(self._name, "tokens", passed, variant=name, **counts, **figures, **results.counts)
 
     def _reference_tokens(self, request: Request, tokens: list[int]) -> list[int]:
-        """Return the token that the reference selects at each position, if all earlier tokens are those of `tokens`."""
+        """Return the token that the reference chooses at each position after the prompt and the earlier `tokens`."""
         rows = self._wanted(request.prompt, tokens)
         if request.sampling.temperature == 0:
             return rows.argmax(-1).tolist()
@@ -355,7 +367,14 @@ class Agreement:
         return [self._gap(request, n, row, token) for n, (row, token) in enumerate(zip(rows, tokens, strict=True))]
 
     def _gap(self, request: Request, place: int, row: Tensor, token: int) -> float:
-        """Return how far `token` is from the reference's token at position `place` of the response."""
+        """Return the gap of `token` (see the module) at position `place` of the response to `request`.
+
+        Args:
+            request: the request.
+            place: position of the token in the response.
+            row: the reference's logits at this position.
+            token: a token id.
+        """
         if request.sampling.temperature == 0:
             return float((row.max() - row[token]) / row.std())
         ends = _shares(row)
@@ -377,7 +396,7 @@ class Agreement:
 
 
 def quantized(device: torch.device, report: Report) -> None:
-    """Check that quantization on the device produces the same codes as quantization on the CPU."""
+    """Check that quantization on the device produces almost the same codes as on the CPU, in all formats."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
     for name, form in FORMS.items():
         on_device, on_cpu = quantize(weight.to(device), form), quantize(weight, form)
@@ -389,7 +408,10 @@ def quantized(device: torch.device, report: Report) -> None:
 
 
 def _shares(row: Tensor) -> Tensor:
-    """Return the cumulative probabilities of all tokens, each including the token itself, with shape [V]."""
+    """Return the cumulative probabilities of the logits `row` at `TEMPERATURE`, each including its own token.
+
+    `row` and the result have the shape [V] (V vocabulary entries).
+    """
     return (row.double() / TEMPERATURE).softmax(-1).cumsum(-1)
 
 

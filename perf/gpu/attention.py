@@ -1,9 +1,10 @@
-"""Attention of one layer: read rate of K and V in decode steps, and compute rate of prompts.
+"""Measure the attention kernels of one layer on a GPU, in decode and in prefill, as JSON lines.
 
     python perf/gpu/attention.py
     python perf/gpu/attention.py --device cpu --tiny
 
-One line per case has the time, the rate, and the rate relative to torch's own copy or product on the device.
+For decode, a line has the rate at which the kernel reads K and V, and this rate relative to a copy in torch on the same
+device. For prefill, a line has the compute rate, and this rate relative to a large matrix product in torch.
 """
 
 import json
@@ -63,8 +64,8 @@ def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) 
 
     Args:
         count: number of sequences.
-        prefix: tokens of each sequence that are already in the KV cache.
-        rows: new tokens of each sequence.
+        prefix: number of tokens of each sequence that are already in the KV cache.
+        rows: number of new tokens of each sequence.
         pages: number of KV pages of each sequence.
         device: device of the batch.
     """

@@ -1,23 +1,26 @@
-"""Measure the engine on a GPU against target figures, with random weights of real model shapes.
+"""Measure the engine on a GPU, on models with real shapes and random weights, and compare it with target values.
 
     python perf/gpu/engine.py all
     python perf/gpu/engine.py stream gaps
     python perf/gpu/engine.py all --device cpu --tiny
 
-- `stream`: decode rate of one stream from 1k tokens of context on, for 8B bf16, 8B in 4 bits, 27B hybrid and 30B-A3B in
-  4 bits. `ceiling_tok_s` is the rate at which memory bandwidth would be the only limit: the measured copy bandwidth
-  divided by the bytes that a step reads.
-- `streams`: total rate of 512 concurrent streams of 8B bf16, with 128 prompt tokens and 128 or 1024 output tokens.
-- `prefill`: prefill rate of a prompt of 8k tokens, relative to the measured matmul rate.
-- `gaps`: p99 / median of the time between tokens of 16 streams, while a prompt of 8k tokens arrives every two seconds.
-- `host`: share of a step of 64 streams in which the host did not wait for the device.
-- `load`: load time of an 8B checkpoint from safetensors, relative to the read rate of the same files. `--folder`
-  selects the folder of the checkpoint.
-- `first`: time from the start of a process to its first token, with the checkpoint of `load`. The second of two starts
-  is reported.
+The models are Qwen3-8B ("8B", in bf16 and in 4 bits), Qwen3.5-27B ("27B", with Gated DeltaNet layers, in 4 bits) and
+Qwen3-30B-A3B ("30B-A3B", in 4 bits). The commands are:
 
-Every line is JSON and has the target figure (`bar_...`). Steps include scheduler and sampler, as in an engine process,
-but no HTTP.
+- `stream`: decode rate of one stream of each model, from a context of 1,024 tokens. `ceiling_tok_s` is the decode rate
+  that memory bandwidth permits: the measured copy bandwidth divided by the bytes that a step reads.
+- `streams`: total rate of 512 concurrent streams of 8B in bf16, with 128 prompt tokens and 128 or 1,024 output tokens.
+- `prefill`: prefill rate of a prompt of 8,192 tokens on 8B, relative to the measured rate of a large matrix product.
+- `gaps`: p99 / median of the time between tokens of 16 streams of 8B, while a prompt of 8,192 tokens arrives every two
+  seconds.
+- `host`: share of a step of 64 streams of 8B in which the host does not wait for the GPU.
+- `load`: load time of an 8B checkpoint in safetensors, relative to the time of reading the same files. `--folder`
+  selects the folder of the checkpoint.
+- `first`: time from the start of a process to its first token, with the checkpoint of `load`. The process starts twice;
+  the second start counts.
+
+Every line is JSON and has the target value of the measurement (`bar_...`). The measured steps include scheduler and
+sampler, as in an engine process, but no HTTP.
 """
 
 import argparse
@@ -60,7 +63,7 @@ def main() -> None:
 
 
 class Bench:
-    """The measurements of one device. Each public method is a command of the script."""
+    """The measurements on one GPU. Each public method is a command of the script (see the module)."""
 
     def __init__(self, device: str, tiny: bool, folder: Path) -> None:
         import torch
@@ -71,38 +74,56 @@ class Bench:
         self._tiny, self._folder, self._name = tiny, folder, device
         self._device = usable_device(device)
         narrow = device == "cpu" or torch.cuda.get_device_capability(self._device) < (8, 0)
-        self._dtype = torch.float16 if narrow else torch.bfloat16  # the interpreter's bfloat16 is wrong
+        self._dtype = torch.float16 if narrow else torch.bfloat16  # Triton's interpreter computes bfloat16 wrongly
         self._copies: Callable[[], float] = lambda: timing.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
         self._products: Callable[[], float] = lambda: timing.matmul_rate(
             self._device, self._dtype, 64 if tiny else 8192
         )
 
     def stream(self) -> None:
-        """Measure the decode rate of one stream for each model."""
+        """Measure the decode rate of one stream of each model."""
         copies = self._copies()
-        for model, quant, bar in (("8B", "", 250), ("8B", "q4k", 600), ("27B", "q4k", 200), ("30B-A3B", "q4k", 500)):
+        for model, quant, threshold in (
+            ("8B", "", 250),
+            ("8B", "q4k", 600),
+            ("27B", "q4k", 200),
+            ("30B-A3B", "q4k", 500),
+        ):
             with where_it_fits("stream", model, quant):
-                self._stream(model, quant, bar, copies)
+                self._stream(model, quant, threshold, copies)
 
-    def _stream(self, model: str, quant: str, bar: int, copies: float) -> None:
+    def _stream(self, model: str, quant: str, threshold: int, copies: float) -> None:
         context, steps = (8, 2) if self._tiny else (1024, 256)
         engine = self._engine(model, quant)
         rate = engine.decode(1, context, steps)
         facts = engine.runner.facts
         read = facts.step_bytes + (context + steps // 2) * facts.token_bytes + 2 * facts.state_bytes
-        figures = {"tok_s": rate, "ceiling_tok_s": copies / read, "bar_tok_s": bar, "gb_s": rate * read / 1e9}
+        figures = {
+            "tok_s": rate,
+            "ceiling_tok_s": copies / read,
+            "threshold_tok_s": threshold,
+            "gb_s": rate * read / 1e9,
+        }
         report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
 
     def streams(self) -> None:
-        """Measure the total rate of many concurrent streams until all have ended."""
-        for length, bar in ((128, 15_000), (1024, 16_000)):
+        """Measure the total rate of 512 concurrent streams, from the start of prefill to the end of all streams."""
+        for length, threshold in ((128, 15_000), (1024, 16_000)):
             count, prompt, length = (2, 4, 3) if self._tiny else (512, 128, length)
             engine = self._engine("8B", "", max_sequences=count, max_waiting=count, max_prefill_beside_decode=2048)
             engine.add(count, prompt, length)
             begin = time.perf_counter()
             engine.run()
             seconds = time.perf_counter() - begin
-            report("streams", "8B", "", streams=count, out=length, tok_s=count * length / seconds, bar_tok_s=bar)
+            report(
+                "streams",
+                "8B",
+                "",
+                streams=count,
+                out=length,
+                tok_s=count * length / seconds,
+                threshold_tok_s=threshold,
+            )
 
     def prefill(self) -> None:
         """Measure the prefill rate of a long prompt."""
@@ -118,7 +139,7 @@ class Bench:
         settings = engine.config
         head = settings["vocab_size"] * settings["hidden_size"]
         wide = settings["num_attention_heads"] * settings["head_dim"] * settings["num_hidden_layers"]
-        work = 2 * (engine.runner.facts.parameters - 2 * head) + 2 * wide * length  # causal: half the positions, twice
+        work = 2 * (engine.runner.facts.parameters - 2 * head) + 2 * wide * length  # K and V, half of the positions
         share = rate * work / products
         report("prefill", "8B", "", tokens=length, tok_s=rate, tflop_s=rate * work / 1e12, share=share, bar_share=0.55)
 
@@ -147,7 +168,7 @@ class Bench:
         report("gaps", "8B", "", prompts=arrived, **figures)
 
     def host(self) -> None:
-        """Measure the share of a step's time in which the host computes and does not wait for the device."""
+        """Measure the share of a step's time in which the host computes instead of waiting for the GPU."""
         from helexa.neuron.engine.step.readback import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
@@ -208,7 +229,7 @@ class Bench:
         report("first", "8B", "", seconds=seconds, bar_seconds=8)
 
     def one_token(self) -> None:
-        """Generate one token. The command `first` runs this method in a new process."""
+        """Load the checkpoint and generate one token. The command `first` runs this method in a new process."""
         Engine(self._folder, self._options(""), {}).decode(1, 8, 1)
 
     def _write(self) -> None:
@@ -233,7 +254,7 @@ class Bench:
         return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off")
 
     def _free(self) -> None:
-        """Release the memory of the previous model that torch keeps in its cache."""
+        """Release the previous model's GPU memory, which torch keeps in its memory cache."""
         import gc
 
         import torch
@@ -247,12 +268,12 @@ class Bench:
 
 
 class Engine:
-    """A model with a scheduler, as in an engine process.
+    """A loaded model with a scheduler in this process. It works like an engine process, but without IPC.
 
     Args:
         folder: folder of a checkpoint, or None for a model with random weights.
         options: options of the engine.
-        config: model configuration for random weights.
+        config: model configuration, used if `folder` is None.
     """
 
     def __init__(self, folder: Path | None, options: Any, config: dict[str, Any]) -> None:
@@ -302,13 +323,13 @@ class Engine:
         for number in ids:
             known = [(7919 * number + 31 * place) % 200 for place in range(prompt)]
             request = Generate(id=number, prompt=known, max_tokens=tokens, sampling=SamplingParams(temperature=0))
-            refusal = self._scheduler.add(Sequence(request))
-            if refusal is not None:
-                raise SystemExit(refusal.error)
+            rejection = self._scheduler.add(Sequence(request))
+            if rejection is not None:
+                raise SystemExit(rejection.error)
         return ids
 
     def step(self) -> list[Any]:
-        """Run one step and return its outputs. Exit if one is an error."""
+        """Run one engine step and return its outputs. Exit if one of the outputs is an error."""
         outputs = self._steps.advance()
         for output in outputs:
             if output.finish == "error":
@@ -316,12 +337,12 @@ class Engine:
         return outputs
 
     def run(self) -> None:
-        """Run steps until all requests have ended."""
+        """Run engine steps until all requests have ended."""
         while not self._steps.idle:
             self.step()
 
     def until_decoding(self, streams: int) -> None:
-        """Run steps until each of `streams` requests has at least three tokens."""
+        """Run engine steps until each of `streams` requests has at least three output tokens."""
         brought = dict[int, int]()
         while len(brought) < streams or min(brought.values()) < 3:
             for output in self.step():
@@ -344,7 +365,7 @@ class Engine:
 
 
 def forget(files: list[Path]) -> None:
-    """Remove files from the operating system's page cache."""
+    """Remove the files from the operating system's page cache."""
     for file in files:
         with file.open("rb") as data:
             os.fsync(data.fileno())
@@ -353,7 +374,7 @@ def forget(files: list[Path]) -> None:
 
 @contextmanager
 def where_it_fits(command: str, model: str = "8B", quant: str = "") -> Iterator[None]:
-    """Print a line and continue if a model in the `with` block does not fit in the device's memory."""
+    """Print a JSON line instead of failing if the model in the `with` block does not fit into the GPU's memory."""
     from helexa.core.errors import DoesNotFitError
 
     try:
@@ -368,7 +389,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def report(command: str, model: str, quant: str, **figures: float) -> None:
-    """Print the result line of a measurement."""
+    """Print the JSON line with the results of a command for one model."""
     shown = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
     print(json.dumps({"command": command, "model": model, "quant": quant or "16 bits", **shown}), flush=True)
 

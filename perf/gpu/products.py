@@ -1,10 +1,12 @@
-"""Matrix products of one layer: read rate of weights for few rows, and compute rate for many rows.
+"""Measure the matrix products of one layer on a GPU, with few and with many rows, as JSON lines.
 
     python perf/gpu/products.py
     python perf/gpu/products.py --device cpu --tiny
 
-One line per matrix, format and number of rows has the time, the rate, and the rate relative to torch's own copy or
-product on the device. Each case rotates through several matrices, so that the matrices do not fit in any cache.
+A row is one token. There is one line per matrix, quantization format and number of rows, with the time and a rate. For
+few rows, it is the rate at which weights are read, also relative to a copy in torch on the same device. For many rows,
+it is the compute rate, also relative to a product in torch. Each measurement uses several matrices in turn, which
+together do not fit into any cache.
 """
 
 import json
@@ -65,7 +67,7 @@ def main() -> None:
                 took = timing.seconds(lambda: [product(x) for product in linears], device) / len(linears)  # noqa: B023
                 read, flops = ops.step_bytes / len(linears), 2 * rows * outputs * columns
                 report(took, read, flops, shape=shape, form=form, rows=rows)
-            linears.clear()  # free memory for the next operators
+            linears.clear()  # free the memory before the next operators are created
     for shape, (hidden, inner, count, chosen) in (TINY_EXPERTS if tiny else EXPERTS).items():
         for form in ("W4", "plain"):
             ops = GpuOps(device, dtype)
@@ -74,16 +76,16 @@ def main() -> None:
                 x = torch.randn(rows, hidden, dtype=dtype, device=device)
                 scores = torch.randn(rows, count, dtype=dtype, device=device)
                 took = timing.seconds(lambda: [op(x, scores) for op in mixtures], device) / len(mixtures)  # noqa: B023
-                met = 1 - (1 - chosen / count) ** rows  # share of experts that at least one row uses
+                met = 1 - (1 - chosen / count) ** rows  # expected share of experts that at least one row uses
                 read, flops = ops.step_bytes / len(mixtures) * count / chosen * met, 6 * rows * chosen * hidden * inner
                 report(took, read, flops, shape=f"{shape} experts", form=form, rows=rows)
             mixtures.clear()
 
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
-    """Create operators until they together read at least `read` bytes, so that they do not fit in a cache.
+    """Return several operators, created by `make`, which together read at least `read` bytes.
 
-    Return them.
+    The weights of all these operators do not fit into a cache.
     """
     operators = [make()]
     while ops.step_bytes < read:

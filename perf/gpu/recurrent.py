@@ -1,10 +1,10 @@
-"""The gated delta rule of one layer, and token sampling: memory throughput.
+"""Measure the gated delta rule (the operation of a recurrent layer) and token sampling on a GPU, as JSON lines.
 
     python perf/gpu/recurrent.py
     python perf/gpu/recurrent.py --device cpu --tiny
 
-One line per case has the time, the rate, and the rate relative to torch's own copy on the device. Decoding reads and
-writes the state of every sequence; sampling reads the logits once or several times.
+A line has the time, the rate of memory accesses, and this rate relative to a copy in torch on the same device. A decode
+step reads and writes the recurrent state of every sequence. Sampling reads the logits once or several times.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Modules that the benchmark scripts share. None of them is a command."""
+"""Modules that several benchmark scripts import. They are not commands."""

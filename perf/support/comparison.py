@@ -1,4 +1,7 @@
-"""Medians, spreads and ratios of several engines' measurements, as JSON and as a Markdown table."""
+"""Collects the measurements of several engines, and formats medians and ratios as JSON and as a Markdown table.
+
+A row is one measurement, such as `decode@8` (see `rows`). A turn is one repetition of all measurements.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ WIDE_SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Figures:
-    """The measurements of one engine for one row, one value per turn."""
+    """The measurements of one engine for one row, for example the decode rate at batch size 8: one value per turn."""
 
     values: list[float] = field(default_factory=list[float])
 
@@ -21,11 +24,11 @@ class Figures:
 
     @property
     def wide(self) -> bool:
-        """True if the spread of the values is too large for a reliable result."""
+        """Whether the spread of the values is too large for a reliable result."""
         return max(self.values) - min(self.values) > WIDE_SPREAD * self.median
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the values and their statistics as a JSON object."""
+        """Return the values, their median, minimum and maximum, and `wide` as a JSON object."""
         return {
             "median": round(self.median, 3),
             "min": min(self.values),
@@ -36,13 +39,13 @@ class Figures:
 
 
 class Comparison:
-    """Collects the output lines of all engines (see `engine.py`).
+    """Collects the output lines of the scripts that measure engines (see `engine.py`).
 
     Attributes:
-        rows: rates in tokens per second, by row and engine, one value per turn.
+        rows: rates in tokens per second, by row (such as `decode@8`) and engine, one value per turn.
         ceilings: highest decode rate that memory bandwidth allows helexa, by row, one value per turn. Only decode rows
-            have it.
-        shares: helexa's rate divided by this highest rate, by row, one value per turn.
+            have a ceiling.
+        shares: helexa's rate divided by the ceiling, by row, one value per turn.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -53,7 +56,7 @@ class Comparison:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add the output line of an engine for one row."""
+        """Add an output line: the measurement of one row by one engine."""
         row, rate = line["row"], line["tok_s"]
         self.rows.setdefault(row, {}).setdefault(line["engine"], Figures()).values.append(rate)
         if "ceiling_tok_s" in line:
@@ -63,11 +66,11 @@ class Comparison:
 
     @property
     def engines(self) -> list[str]:
-        """Names of all engines, helexa first."""
+        """Names of all measured engines, helexa first."""
         return sorted({engine for row in self.rows.values() for engine in row}, key=lambda name: (name != OURS, name))
 
     def ratios(self, row: str) -> dict[str, float]:
-        """Return helexa's median divided by the median of each other engine for a row. Empty if helexa has no value."""
+        """Return helexa's median of a row divided by each other engine's. Empty if helexa has not measured the row."""
         figures = self.rows[row]
         if OURS not in figures:
             return {}
@@ -89,7 +92,7 @@ class Comparison:
         return rows
 
     def table(self) -> str:
-        """Return a Markdown table of medians and ratios, and of helexa's share of the memory bandwidth limit.
+        """Return a Markdown table with a line per row: medians, ratios, and helexa's share of the ceiling.
 
         A star marks medians of values with a large spread.
         """

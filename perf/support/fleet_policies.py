@@ -1,4 +1,7 @@
-"""Policies for the simulation of a fleet: the gateway's own policy, and a simple policy for comparison (LRU, FIFO)."""
+"""Policies for the simulation of a fleet: the gateway's own policy, and a simple policy for comparison.
+
+A policy chooses the nodes of requests, and the models to load and to evict (see `fleet_world.Policy`).
+"""
 
 import random
 from collections.abc import Sequence
@@ -6,14 +9,14 @@ from collections.abc import Sequence
 from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
-from helexa.cortex.lifecycle.placement import Cold, load_spec
+from helexa.cortex.lifecycle.placement import ColdPlacement, load_spec
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
 from helexa.cortex.routing.router import route
 from support.fleet_world import Queue, Request, World
 
 
 class HelexaPolicy:
-    """The gateway's own functions for routing, placement, eviction and load order."""
+    """The gateway's policy: uses the gateway's own functions for routing, placement, eviction and load order."""
 
     def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
         self._random = random.Random(seed)
@@ -26,7 +29,7 @@ class HelexaPolicy:
         return choice.node if choice else None
 
     def decide(self, world: World) -> None:
-        def start(wanted: QueuedModel, cold: Cold) -> None:
+        def start(wanted: QueuedModel, cold: ColdPlacement) -> None:
             world.start(world.queues[wanted.model], cold)
 
         decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
@@ -37,16 +40,16 @@ class HelexaPolicy:
             world.catalogue,
             world.now,
             settings=self._eviction,
-            reserved=world.book.reserved(),
+            reserved=world.memory.reserved(),
             load_secs=world.history.load_secs,
         )
 
 
 class LruFifo:
-    """Simple policy for comparison: routes to the least busy node, loads in order of arrival, evicts the oldest model.
+    """Simple policy for comparison: loads models in the order of requests, evicts the least recently used models.
 
-    The evicted model is the least recently used one. A busy model is drained only if evicting idle models does not free
-    enough memory.
+    It routes a request to the node with the fewest requests. It drains and evicts a busy model only if the eviction of
+    idle models does not free enough memory.
     """
 
     def __init__(self, seed: int) -> None:
@@ -62,15 +65,15 @@ class LruFifo:
         ):
             cold = self._place(world, queue)
             if cold is None:
-                return  # first in, first out
+                return  # later requests must not overtake this request
             world.start(queue, cold)
 
-    def _place(self, world: World, queue: Queue) -> Cold | None:
-        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+    def _place(self, world: World, queue: Queue) -> ColdPlacement | None:
+        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.memory.reserved())
         profile = world.catalogue.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])
-        best: tuple[tuple[bool, bool, int, str], Cold] | None = None
+        best: tuple[tuple[bool, bool, int, str], ColdPlacement] | None = None
         for node in snapshot.view.nodes:
             victims = _oldest_first(snapshot, node, need)
             if victims is None or (node.name, queue.model) in snapshot.view.draining:
@@ -78,7 +81,7 @@ class LruFifo:
             busy = any(snapshot.view.load(node, model) for model in victims)
             rank = (bool(victims), busy, -snapshot.free(node)[0], node.name)
             if best is None or rank < best[0]:
-                best = (rank, Cold(queue.model, node.name, spec, tuple(victims)))
+                best = (rank, ColdPlacement(queue.model, node.name, spec, tuple(victims)))
         return best[1] if best else None
 
 
@@ -86,7 +89,7 @@ def _oldest_first(snapshot: FleetSnapshot, node: Node, need: int) -> Sequence[st
     """Return the models to evict from `node` so that `need` MB are free: idle models first, least recently used first.
 
     Returns:
-        Model ids, or None if there is not enough memory even without all models.
+        Model ids, or None if the node is too small even without its models.
     """
     free, victims = snapshot.free(node)[0], list[str]()
     residents = [resident for resident in snapshot.residents(node) if not resident.loading]

@@ -1,4 +1,4 @@
-"""Simulated requests: conversations of agents, generated from a seed. All policies receive the same requests."""
+"""Random requests for the simulation of a fleet: conversations of agents. The same seed yields the same requests."""
 
 import random
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Turn:
     """One request of a conversation.
 
     Attributes:
-        new: number of prompt tokens that the previous request did not contain, without the previous output.
+        new: number of prompt tokens that are neither in the previous request nor in its response.
         answer_tokens: number of output tokens.
-        pause_secs: seconds from the end of the previous response to this request.
+        pause_secs: seconds from the end of the previous response to this request; 0 for the first request.
     """
 
     new: int
@@ -34,7 +34,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The requests of one agent to one model. `begins` is the time of the first request in seconds."""
+    """All requests of one agent to one model. `begins` is the simulated time of the first request, in seconds."""
 
     name: str
     model: str
@@ -43,7 +43,7 @@ class Conversation:
 
 
 def models(count: int) -> Catalogue:
-    """Return a catalogue of `count` models. `m0` gets the most requests, `m1` the second most."""
+    """Return a catalogue of `count` models, `m0`, `m1` and so on. `m0` gets the most requests, `m1` the second most."""
     order = random.Random(count).sample(range(len(SIZES_MB)), len(SIZES_MB))
     return Catalogue.model_validate({"models": [{"id": f"m{i}", "vram_mb": SIZES_MB[order[i]]} for i in range(count)]})
 

@@ -1,7 +1,7 @@
 """A simulated fleet with a virtual clock. Nodes load models, prefill, decode and cache prefixes in simulated time.
 
-The state of the fleet is kept by the gateway's own class `Fleet`. A policy routes requests and selects models to load
-and evict.
+The gateway's own class `Fleet` holds the state of the fleet. A policy chooses the nodes of requests, and the models to
+load and to evict.
 """
 
 import heapq
@@ -18,8 +18,8 @@ from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.memory import Change, MemoryBook, additional_mb
-from helexa.cortex.lifecycle.placement import Cold
+from helexa.cortex.lifecycle.memory_estimator import MemoryChange, MemoryEstimator, additional_mb
+from helexa.cortex.lifecycle.placement import ColdPlacement
 from support.fleet_traffic import Conversation, Turn
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
@@ -28,14 +28,22 @@ CACHED_CONVERSATIONS = 24
 LOAD_MB_PER_SEC = 900.0
 LOAD_OVERHEAD_SECS = 4.0
 UNLOAD_SECS = 1.0
-PREFILL_TOKENS_MB = 24e6  # tokens per second of a model of one MB
+PREFILL_TOKENS_MB = 24e6  # tokens per second of a model with a size of one MB
 DECODE_TOKENS_MB = 500e3
 TICK_SECS = 0.25
 
 
 @dataclass
 class Request:
-    """A request of a conversation that is waiting or running."""
+    """A request of a simulated conversation that waits or runs.
+
+    Attributes:
+        turn: number of new tokens and of output tokens.
+        index: index of the request in its conversation.
+        prompt: number of prompt tokens, including all earlier requests and responses of the conversation.
+        arrived_at: simulated time of the request, in seconds.
+        fleet_changes: reverts the changes to the state of the fleet when the request ends.
+    """
 
     conversation: Conversation
     turn: Turn
@@ -52,7 +60,12 @@ class Request:
 
 @dataclass
 class Queue:
-    """Requests that wait because no node has loaded their model."""
+    """The requests for one model that wait because no node has loaded the model.
+
+    Attributes:
+        requests: the waiting requests, oldest first.
+        loading: whether a load of the model has started.
+    """
 
     model: str
     requests: list[Request]
@@ -66,7 +79,14 @@ class Queue:
 
 @dataclass
 class Instance:
-    """A model that is loaded on a node: running requests, waiting requests, and conversations in its prefix cache."""
+    """A model that is loaded on a node.
+
+    Attributes:
+        size_mb: memory of the model in MB.
+        running: number of running requests.
+        queue: requests that wait for a slot in the batch.
+        cached: number of tokens in the prefix cache, by conversation; the least recently used conversation comes first.
+    """
 
     size_mb: int
     running: int = 0
@@ -75,20 +95,29 @@ class Instance:
 
 
 class Policy(Protocol):
-    """A policy that routes requests and selects models to load and evict."""
+    """Chooses the nodes of requests, and the models to load and to evict."""
 
     def target(self, world: "World", request: Request) -> str | None:
-        """Return the node that serves the request now, or None if the request must wait for a load."""
+        """Return the name of the node that serves the request now, or None if the request must wait for a load."""
         ...
 
     def decide(self, world: "World") -> None:
-        """Call `world.start` for every load that can start now."""
+        """Call `world.start` for every model that can be loaded now."""
         ...
 
 
 @dataclass
 class Outcome:
-    """The results of a simulation. Times are in seconds."""
+    """The results of a simulation. Times are in simulated seconds.
+
+    Attributes:
+        ttfts: time to first token of each request.
+        waits: time that each request waited until its model was loaded.
+        loads, evictions: number of loaded models and of evicted models.
+        prompt_tokens: number of prompt tokens of all requests.
+        cached_tokens: number of these tokens that were found in a prefix cache.
+        secs: duration of the simulation.
+    """
 
     ttfts: list[float] = field(default_factory=list[float])
     waits: list[float] = field(default_factory=list[float])
@@ -101,7 +130,7 @@ class Outcome:
 
 
 class World:
-    """One simulation run with one policy."""
+    """A simulation of a fleet with one policy. The method `run` runs the simulation."""
 
     def __init__(
         self, catalogue: Catalogue, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
@@ -109,7 +138,7 @@ class World:
         self.now = 0.0
         self.catalogue = catalogue
         self.history = History()
-        self.book = MemoryBook()
+        self.memory = MemoryEstimator()
         self.queues: dict[str, Queue] = {}
         self.outcome = Outcome()
         self.fleet = Fleet(
@@ -136,8 +165,8 @@ class World:
         self.outcome.secs = self.now
         return self.outcome
 
-    def start(self, queue: Queue, cold: Cold) -> None:
-        """Start to load a model: wait for requests of the models to evict, then unload these models, then load.
+    def start(self, queue: Queue, cold: ColdPlacement) -> None:
+        """Start the load of a model: drain the models to evict, unload them, then load the model.
 
         Args:
             queue: the requests that wait for the model.
@@ -148,15 +177,17 @@ class World:
         fleet_changes.enter_context(self.fleet.load(cold.node, cold.model))
         for model in cold.evict:
             fleet_changes.enter_context(self.fleet.drain(cold.node, model))
-        change = Change(additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
-        self.book.begin(self.fleet.node(cold.node), change)
-        fleet_changes.callback(self.book.cancel, cold.node, change)
+        change = MemoryChange(
+            additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict])
+        )
+        self.memory.begin(self.fleet.node(cold.node), change)
+        fleet_changes.callback(self.memory.cancel, cold.node, change)
         self._drain(cold, fleet_changes, change)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
-    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: Change) -> None:
+    def _drain(self, cold: ColdPlacement, fleet_changes: ExitStack, change: MemoryChange) -> None:
         if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
             self._at(self.now + TICK_SECS, lambda: self._drain(cold, fleet_changes, change))
             return
@@ -170,7 +201,7 @@ class World:
         secs = LOAD_OVERHEAD_SECS + size / LOAD_MB_PER_SEC
         self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, fleet_changes, secs))
 
-    def _loaded(self, cold: Cold, fleet_changes: ExitStack, secs: float) -> None:
+    def _loaded(self, cold: ColdPlacement, fleet_changes: ExitStack, secs: float) -> None:
         self._instances[cold.node, cold.model] = Instance(self._size(cold.model))
         self.fleet.loaded(cold.node, ModelInfo(id=cold.model), "http://x")
         fleet_changes.close()
@@ -229,7 +260,7 @@ class World:
             self._at(self.now + pause, lambda: self._ask(request.conversation, following, length))
 
     def _decide(self) -> None:
-        """Let the policy start loads. If requests still wait for memory, do so again after a short time."""
+        """Let the policy start loads. If models still wait for memory, call the policy again after `TICK_SECS`."""
         self._policy.decide(self)
         if not self._ticking and any(not queue.loading for queue in self.queues.values()):
             self._ticking = True
@@ -238,7 +269,7 @@ class World:
     def _tick(self) -> None:
         self._ticking = False
         for queue in [queue for queue in self.queues.values() if not queue.loading]:
-            if self._policy.target(self, queue.requests[0]) is not None:  # the model became warm again
+            if self._policy.target(self, queue.requests[0]) is not None:  # a node has loaded the model in the meantime
                 del self.queues[queue.model]
                 for request in queue.requests:
                     self._route(request)

@@ -1,4 +1,4 @@
-"""Starts gateways and nginx, and generates load on them with wrk."""
+"""Starts gateways and nginx for benchmarks, and sends requests to them with the load generator wrk."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -
 
 
 def cortex_config(folder: Path, port: int, node_url: str, extra: str = "") -> Path:
-    """Write a gateway's configuration file and return its path. `extra` is TOML text that is appended to it."""
+    """Write a gateway's configuration file and return its path. The TOML text `extra` is appended to the file."""
     (folder / "models.toml").touch()
     path = folder / "cortex.toml"
     path.write_text(
@@ -73,7 +73,8 @@ def load(
     """Run wrk once against a server.
 
     Returns:
-        Requests per second, median latency in milliseconds, and CPU microseconds per request of the server.
+        Requests per second (`rps`), median latency in milliseconds (`p50_ms`), and CPU microseconds of the server per
+        request (`cpu_us`).
     """
     script = folder / "wrk.lua"
     script.write_text(

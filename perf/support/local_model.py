@@ -11,7 +11,7 @@ from helexa.neuron.sources.sources import Sources
 
 
 def local_path(model: str) -> Path:
-    """Return the local path of a model. An existing path is returned unchanged, a model id is downloaded if missing.
+    """Return the local path of a model. `model` is a path, or a model id, whose files are downloaded if missing.
 
     Raises:
         HelexaError: the model does not exist.

@@ -1,4 +1,4 @@
-"""Describes where measurements were taken: the machine, the commit and the software versions."""
+"""Describes the machine, the git commit and the software versions of a measurement."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-# CPU flags that affect kernels: vector width, products of small integers and of bfloat16, tiles.
+# CPU flags that affect kernels: vector width, products of 8-bit integers and of bfloat16, matrix tiles.
 _FLAGS = [
     "avx2",
     "f16c",
@@ -48,7 +48,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> dict[str, object] | None:
-    """Return the current git commit and whether tracked files are modified. None if this is not a repository."""
+    """Return helexa's current git commit and whether tracked files are modified. None without a git repository."""
     head = _output("git", "-C", str(_REPOSITORY), "rev-parse", "HEAD")
     if not head:
         return None
@@ -57,7 +57,7 @@ def commit() -> dict[str, object] | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of helexa, of the libraries it uses, and of the C compiler for its native kernels."""
+    """Return the versions of helexa, torch, Python, and the C compiler for helexa's native kernels."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     return {
         "helexa": importlib.metadata.version("helexa"),
@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _processor() -> dict[str, str]:
-    """Return what the operating system reports about the first processor. Empty if it reports nothing."""
+    """Return the fields of the first processor in `/proc/cpuinfo`. Empty if the system has no such file."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

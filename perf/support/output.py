@@ -1,4 +1,4 @@
-"""Runs a benchmark and prints its results as JSON lines."""
+"""Functions that run a benchmark's coroutine and print its results as JSON lines."""
 
 import asyncio
 import json
@@ -8,20 +8,20 @@ from typing import Any
 
 
 def print_line(**line: object) -> None:
-    """Print the fields as one JSON line, with rounded numbers."""
+    """Print the keyword arguments as one JSON line, with rounded numbers."""
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
-def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
-    """Print a line with a figure, its threshold, and whether the figure meets the threshold.
+def print_verdict(row: str, value: float, threshold: str, holds: bool) -> None:
+    """Print a JSON line with a result, its threshold, and whether the result meets the threshold.
 
     Args:
-        row: name of the figure.
-        value: the figure.
-        bar: the threshold as text, for example `<= 1`.
-        holds: whether the figure meets the threshold.
+        row: name of the result.
+        value: the result.
+        threshold: text, for example `<= 1`.
+        holds: whether the result meets the threshold.
     """
-    print_line(verdict=row, value=value, bar=bar, holds=holds)
+    print_line(verdict=row, value=value, threshold=threshold, holds=holds)
 
 
 def run(work: Any) -> None:

@@ -1,4 +1,4 @@
-"""Converts all weights of a GGUF file to float32, so that engines do not round activations in matrix products."""
+"""Converts all weights of a GGUF file to float32. Engines do not round the activations of float32 products."""
 
 import math
 from pathlib import Path

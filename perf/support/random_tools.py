@@ -1,4 +1,4 @@
-"""Random tool definitions, models with random weights, and a check of responses that must call a tool."""
+"""Generates random tools and models with random weights, and checks responses that must call a tool."""
 
 import json
 import random
@@ -20,7 +20,13 @@ HIDDEN = 64
 
 @dataclass(frozen=True)
 class Task:
-    """A request: the tools that it offers, and the tool that `tool_choice` names (`forced`), or None."""
+    """The tools of a request that must call a tool.
+
+    Attributes:
+        number: number of the task.
+        tools: JSON Schema of the arguments of each offered tool, by name.
+        forced: name of the tool that the field `tool_choice` names; None if the model may choose one of the tools.
+    """
 
     number: int
     tools: dict[str, Schema]
@@ -32,9 +38,9 @@ class CallResult:
     """The tool calls of a response.
 
     Attributes:
-        calls: name and arguments (JSON text) of each call.
-        cut: True if the response ended at the length limit.
-        error: error of the request or of the stream, or empty.
+        calls: name and arguments (as JSON text) of each tool call.
+        cut: whether the response ended at the length limit.
+        error: error message of the request or of the stream; empty if there was no error.
     """
 
     calls: Sequence[tuple[str, str]] = ()
@@ -43,7 +49,7 @@ class CallResult:
 
 
 def random_task(number: int, seed: int) -> Task:
-    """Return a task with one to four random tools. In half of the tasks, `tool_choice` names one of them."""
+    """Return a task with one to four random tools. In half of all tasks, `tool_choice` names one of the tools."""
     rng = random.Random(f"{seed}/{number}")
     tools = {f"{rng.choice(WORDS)}_{index}": random_tool(rng) for index in range(rng.randint(1, 4))}
     return Task(number, tools, rng.choice([*tools]) if rng.random() < 0.5 else None)
@@ -55,9 +61,9 @@ def random_tool(rng: random.Random) -> Schema:
 
 
 def problem(task: Task, result: CallResult) -> str:
-    """Return why a result is invalid, or an empty text if it is valid.
+    """Return why the tool calls `result` are not a valid response to `task`, or an empty text if they are valid.
 
-    The last call of a result that was cut at the length limit is not checked.
+    If the response ended at the length limit, its last call is incomplete and is not checked.
     """
     if result.error:
         return result.error
@@ -79,7 +85,7 @@ def problem(task: Task, result: CallResult) -> str:
 def write_random_model(tokenizer: Path, folder: Path) -> Path:
     """Write a small Llama model with random weights to `folder`, and return `folder`.
 
-    The tokenizer and the chat template are those of the folder `tokenizer`.
+    The model uses the tokenizer and the chat template in the folder `tokenizer`.
     """
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):

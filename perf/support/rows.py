@@ -1,6 +1,7 @@
-"""Rows of throughput benchmarks, for example `decode@8`.
+"""Rows of throughput benchmarks. A row names one measurement, for example `decode@8` (8 sequences decode together).
 
-This module uses only the standard library, because the scripts of other engines import it in their own environments.
+This module uses only the standard library, because the scripts that measure other engines import it in environments
+without helexa.
 """
 
 import argparse
@@ -15,8 +16,8 @@ DECODE_CONTEXT = 64
 DECODE_STEPS = 64
 ROWS = "decode@1,decode@4,decode@8,decode@16,decode@32,prefill@512"
 
-_TRIED_TWICE = 1024  # the better of two tries counts for prefills up to this length, which are short
-_TOKEN_IDS = range(1000, 30_000)  # ordinary tokens in every measured vocabulary
+_TRIED_TWICE = 1024  # prompt length up to which a prefill is measured twice, because it is short
+_TOKEN_IDS = range(1000, 30_000)  # in every measured vocabulary, these are tokens of text
 _serial = itertools.count(1)
 
 
@@ -27,8 +28,8 @@ class Row:
     `decode@B:C` decodes B sequences that start with C tokens of context. `prefill@N` prefills a prompt of N tokens.
 
     Attributes:
-        name: the row as written on the command line.
-        sequences: number of sequences that decode together, or 0 for a prefill.
+        name: name of the row, for example `decode@8`.
+        sequences: number of sequences that decode together; 0 for a prefill.
         context: number of prompt tokens of each sequence.
     """
 
@@ -38,10 +39,10 @@ class Row:
 
     @classmethod
     def parse(cls, name: str) -> "Row":
-        """Parse one row.
+        """Parse the name of a row, such as `decode@8:7700`, and return the row.
 
         Raises:
-            argparse.ArgumentTypeError: `name` is not a valid row.
+            argparse.ArgumentTypeError: `name` is not the name of a row.
         """
         kind, _, size = name.partition("@")
         first, colon, depth = size.partition(":")
@@ -56,26 +57,26 @@ class Row:
 
     @property
     def positions(self) -> int:
-        """Number of positions in the KV cache that all sequences need together, with a margin."""
+        """Number of KV cache positions that all sequences of the row need together, with a margin."""
         return max(self.sequences, 1) * (self.context + DECODE_STEPS + 1)
 
     @property
     def tries(self) -> int:
-        """Number of repetitions of a prefill, of which the fastest counts."""
+        """How often a prefill row is measured. The fastest measurement counts."""
         return 2 if self.context <= _TRIED_TWICE else 1
 
 
 def parse_rows(names: str) -> list[Row]:
-    """Parse a comma-separated list of rows.
+    """Parse a comma-separated list of names of rows.
 
     Raises:
-        argparse.ArgumentTypeError: an entry is not a valid row.
+        argparse.ArgumentTypeError: an entry is not the name of a row.
     """
     return [Row.parse(name) for name in names.split(",")]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a command line parser with the options of all engines' scripts: MODEL, `--rows` and `--threads`."""
+    """Return a command line parser with the common options of scripts that measure an engine: MODEL, rows, threads."""
     argument_parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,7 +95,7 @@ def prompt(length: int) -> list[int]:
 
 
 def report(engine: str, row: Row, tok_s: float, **figures: object) -> None:
-    """Print the JSON line of a row."""
+    """Print the JSON line with the result of a row."""
     print(json.dumps({"engine": engine, "row": row.name, "tok_s": round(tok_s, 1)} | figures), flush=True)
 
 
@@ -104,8 +105,8 @@ def measure_rows(
     """Measure every row that the engine supports, and print a line for each.
 
     Args:
-        engine: name of the engine.
-        rows: the rows.
+        engine: name of the engine in the output.
+        rows: the rows to measure.
         decode: measures a decode row and returns its duration in seconds.
         prefill: measures a prefill row and returns its duration in seconds.
     """

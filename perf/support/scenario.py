@@ -1,4 +1,4 @@
-"""Functions that benchmarks of a single engine share: engine process, timed responses and command line."""
+"""Functions for benchmarks that run an engine process without a server: engine, timed requests and command line."""
 
 import argparse
 import time
@@ -17,10 +17,15 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass
 class TimedAnswer:
-    """The output of one request, with the time of the request and the arrival time of each chunk (`time.perf_counter`).
+    """The output of one request, with arrival times. Times are seconds of `time.perf_counter`.
+
+    The engine sends output in chunks of one or several tokens.
 
     Attributes:
+        requested_at: time of the request.
+        tokens: the output tokens so far.
         cached: number of prompt tokens found in the prefix cache.
+        arrivals: arrival time of each chunk.
         first: number of tokens in the first chunk.
     """
 
@@ -32,12 +37,12 @@ class TimedAnswer:
 
     @property
     def ttft_ms(self) -> float:
-        """Time to the first token in milliseconds."""
+        """Time from the request to the first token, in milliseconds."""
         return 1000 * (self.arrivals[0] - self.requested_at)
 
     @property
     def tok_s(self) -> float:
-        """Decode rate in tokens per second, after the first chunk."""
+        """Decode rate in tokens per second, counted from the arrival of the first chunk."""
         return (len(self.tokens) - self.first) / (self.arrivals[-1] - self.arrivals[0])
 
 
@@ -61,9 +66,9 @@ async def ask(
     sampling: SamplingParams = GREEDY,
     answer: TimedAnswer | None = None,
 ) -> TimedAnswer:
-    """Generate exactly `tokens` tokens after `prompt` and return them with their times.
+    """Generate exactly `tokens` tokens after `prompt`, and return them with their arrival times.
 
-    If `answer` is given, tokens are added to it as they arrive. The caller can thus watch the progress.
+    If `answer` is given, the function adds tokens to it as they arrive, so that the caller can watch the progress.
     """
     answer = answer or TimedAnswer()
     async with aclosing(client.generate(prompt, max_tokens=tokens, sampling=sampling)) as stream:
@@ -78,14 +83,14 @@ async def ask(
 
 
 def require_context(client: EngineClient, positions: int) -> None:
-    """Exit if the model's context is shorter than `positions` tokens."""
+    """Exit with an error message if the model's context is shorter than `positions` tokens."""
     limit = client.ready.context_length
     if positions > limit:
         raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another, or ask for less")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a command line parser with the options of these benchmarks: MODEL, `--threads` and `--rounds`."""
+    """Return a command line parser with the common options of these benchmarks: MODEL, `--threads`, `--rounds`."""
     argument_parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +101,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def model_argument(text: str) -> Path:
-    """Return the local path of the model that is named on the command line."""
+    """Return the local path of the model that the command line argument MODEL names."""
     try:
         return local_path(text)
     except HelexaError as error:

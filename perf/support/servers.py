@@ -40,7 +40,7 @@ class StreamTiming:
 
 @dataclass(frozen=True)
 class Row:
-    """The results of several concurrent streams: total tokens per second, median TTFT and median TPOT."""
+    """Results of several concurrent streams: total tokens per second, median TTFT, and median time per output token."""
 
     tok_s: float
     ttft_ms: float
@@ -49,7 +49,7 @@ class Row:
 
 @contextmanager
 def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
-    """Run `python -m module` during the `with` block. Then stop the server and all its child processes."""
+    """Run a server (`python -m module`) during the `with` block. Then stop the server and its child processes."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -97,7 +97,7 @@ async def served_model(session: aiohttp.ClientSession, url: str, process: psutil
 
 
 def require_alive(process: psutil.Process) -> None:
-    """Exit if the server process has ended."""
+    """Exit with an error message if the server process has ended."""
     if process.status() == psutil.STATUS_ZOMBIE:
         raise SystemExit("the server has ended by itself")
 
@@ -141,7 +141,7 @@ async def stream_completion(
 
 
 async def stream_concurrently(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
-    """Request `streams` responses of `tokens` tokens concurrently and return their combined results."""
+    """Request `streams` responses of `tokens` tokens each at the same time, and return their combined results."""
     prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
     timings = await asyncio.gather(*(stream_completion(session, url, model, prompt, tokens) for prompt in prompts))
     seconds = max(timing.last for timing in timings) - min(timing.requested for timing in timings)

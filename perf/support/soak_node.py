@@ -1,4 +1,4 @@
-"""Starts the node for a soak test and injects faults into it."""
+"""Starts a node for a soak test, and injects faults into its engine."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ FAULTS = ("kill", *STRUCK)
 
 STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 _ENGINE = "helexa.neuron.engine.process"
 _RANK = "helexa.neuron.engine.rank_process"
 
@@ -34,7 +34,9 @@ class SoakNode:
         url: base URL of the node.
 
     Args:
-        ranks: number of processes that compute the model together.
+        path: path of the model's file.
+        folder: folder for the node's configuration, its log, and the files that trigger faults.
+        ranks: number of processes that compute the model together (tensor parallelism).
     """
 
     model = "soak/first"
@@ -70,7 +72,7 @@ class SoakNode:
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
         """Wait until the node has loaded its model."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while True:
                 with suppress(aiohttp.ClientConnectionError):
                     async with session.get(f"{self.url}/models") as response:
@@ -80,7 +82,7 @@ class SoakNode:
                 await asyncio.sleep(0.05)
 
     async def strike(self, fault: str) -> None:
-        """Inject a fault and wait until it has occurred."""
+        """Inject a fault, one of `FAULTS`, and wait until it has occurred."""
         if fault == "kill":
             engine = next(process for process in self._family() if _ENGINE in process.cmdline())
             engine.kill()
@@ -89,29 +91,30 @@ class SoakNode:
             return
         order = self._folder / fault
         order.touch()
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while order.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     def ranks(self) -> list[psutil.Process]:
-        """Return the processes of the engine's ranks; the engine process itself is rank 0."""
+        """Return the processes (ranks) that compute the model together. The engine process itself is rank 0."""
         return [process for process in self._family() if _ENGINE in process.cmdline() or _RANK in process.cmdline()]
 
     def figures(self) -> tuple[float, float, int, int]:
         """Measure the node's resources.
 
         Returns:
-            MiB of the server process, MiB of all processes, open files of the server, and number of processes.
+            Written MiB of the server process and of all processes (see `_written_mb`), number of open files of the
+            server process, and number of processes.
         """
         family = self._family()
         memory = [_written_mb(process) for process in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
-        """Stop the node and return its exit code. Processes that do not end are killed.
+        """Stop the node and return its exit code. Kill processes that do not end.
 
         Raises:
-            AssertionError: a process had to be killed.
+            AssertionError: a process of the node had to be killed.
         """
         if self._process.poll() is None:
             family = self._family()
@@ -129,10 +132,10 @@ class SoakNode:
 
 
 def _written_mb(process: psutil.Process) -> float:
-    """Return the memory in MiB that the process has written itself, and which would be freed if it ended.
+    """Return the MiB of memory that only this process uses and that it has written.
 
-    Mapped libraries and weights do not count. They are shared with other processes, so their share changes when other
-    processes start or end.
+    Mapped libraries and weights do not count. Other processes may share them, so a process's share of them changes when
+    other processes start or end.
     """
     if sys.platform != "linux":
         memory: Any = process.memory_full_info()

@@ -1,1 +1,1 @@
-"""Modules that the GPU scripts share. None of them is a command."""
+"""Modules that several GPU scripts import. They are not commands."""

@@ -1,4 +1,4 @@
-"""Generates tokens with different scheduling variants: batched, chunked, preempted, speculated or overlapped."""
+"""Generates tokens with different scheduling variants: in a batch, in chunks, preempted, with drafts, overlapping."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,16 +33,16 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass(frozen=True)
 class Scheduling:
-    """A scheduling variant.
+    """A scheduling variant: how the engine runs requests. No variant may change the tokens of an answer.
 
     Attributes:
-        captured: True if steps are replayed from captured CUDA graphs.
-        overlap: True if a step is launched before the results of the previous step are read.
+        captured: whether steps replay captured CUDA graphs.
+        overlap: whether a step is launched before the results of the previous step are read.
         batched: True if all requests run in one batch, False if they run one after the other.
         step_tokens: maximum number of tokens per step.
-        few_pages: True if the KV cache is too small for prompts and outputs, so that sequences are preempted.
-        reuse_prefixes: True if every request runs twice, the second time with prefix cache hits.
-        drafts: True if speculation is used. Each draft has two correct tokens and a wrong token.
+        few_pages: whether the KV cache is too small for prompts and outputs, so that sequences are preempted.
+        reuse_prefixes: whether every request runs twice, the second time with prefix cache hits.
+        drafts: whether sequences draft tokens. Each draft has two correct tokens and then a wrong token.
     """
 
     captured: bool = False
@@ -55,7 +55,7 @@ class Scheduling:
 
     @property
     def expected_counters(self) -> list[str]:
-        """Names of the counters of `Results` that must not be 0 with this variant."""
+        """Names of the counters of `Results` that must not be 0, because otherwise the variant had no effect."""
         wanted = {
             "captured": self.captured,
             "ahead": self.overlap,
@@ -68,7 +68,14 @@ class Scheduling:
 
 @dataclass
 class Request:
-    """A request: prompt tokens, number of output tokens, sampling parameters and stop tokens."""
+    """A request to an engine.
+
+    Attributes:
+        prompt: token ids of the prompt.
+        tokens: maximum number of output tokens.
+        sampling: sampling parameters; greedy by default.
+        stop_ids: token ids that end the output.
+    """
 
     prompt: list[int]
     tokens: int
@@ -82,12 +89,12 @@ class Results:
 
     Attributes:
         tokens: generated tokens of each request.
-        preempted: number of preempted sequences.
+        preempted: number of preemptions of sequences.
         cached: number of prompt tokens found in the prefix cache.
         accepted: number of accepted draft tokens.
-        ahead: number of steps launched before the results of the previous step were read.
-        captured: number of steps replayed from captured graphs.
-        leaked: number of KV pages and state slots that are still in use at the end.
+        ahead: number of steps that were launched before the results of the previous step were read.
+        captured: number of steps that replayed a captured graph.
+        leaked: number of KV pages and state slots (slots of recurrent states) that are still in use at the end.
     """
 
     tokens: list[list[int]]
@@ -100,12 +107,12 @@ class Results:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counters that are not 0, by name."""
+        """The counters that are not 0, by name."""
         return {name: count for name, count in vars(self).items() if name != "tokens" and count}
 
 
 class _CountingScheduler(Scheduler):
-    """A scheduler that counts preempted sequences and overlapped steps."""
+    """A scheduler that counts preemptions of sequences and overlapping steps."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -124,7 +131,7 @@ class _CountingScheduler(Scheduler):
 
 
 class _KnownDrafter:
-    """A drafter that proposes tokens of outputs that are known in advance."""
+    """A drafter that takes its draft tokens from outputs that are known in advance."""
 
     may_draft = True
 
@@ -144,7 +151,11 @@ class _KnownDrafter:
 
 
 def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
-    """Return a runner for a model in memory. CUDA graphs are captured if `options` enable them."""
+    """Return a runner for the model `model`, which is in memory. Capture CUDA graphs if `options` enable them.
+
+    Raises:
+        RuntimeError: the kernels of the runner are not the kernels named `kernels`.
+    """
     with mock.patch.object(runner_module, "open_checkpoint", lambda path: model):
         runner = load_once(Path("made"), options)
     if runner.ops.name != kernels:
@@ -157,13 +168,13 @@ def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
 def answers(
     runner: Runner, requests: list[Request], scheduling: Scheduling, known: list[list[int]] | None = None
 ) -> Results:
-    """Run requests with a scheduling variant and return their tokens and counters.
+    """Run requests with a scheduling variant, and return their tokens and counters.
 
     Args:
-        runner: the model.
+        runner: runs the forward passes of the model.
         requests: the requests.
         scheduling: the scheduling variant.
-        known: expected tokens of each request, from which drafts are taken.
+        known: expected tokens of each request, from which draft tokens are taken.
     """
     results = Results([[] for _ in requests])
     with _counting(runner, results), _guessing(requests, known, results):
@@ -176,7 +187,7 @@ def answers(
 
 
 def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> tuple[list[list[int]], list[Tensor]]:
-    """Return the greedy tokens of each request, and the logits from which they were selected.
+    """Return the greedy tokens of each request, and the logits from which they were chosen.
 
     The logits of a request have the shape [tokens, V] (V vocabulary entries) and are on the CPU.
     """
@@ -196,9 +207,12 @@ def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> t
 
 
 def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
-    """Return the logits with which the model predicts each of `tokens`, with shape [tokens, V], on the CPU.
+    """Return the logits with which the model predicts each of `tokens` after `prompt`.
 
-    They are computed in a single step, in which all tokens but the last are drafts.
+    A single step computes them: it treats all of `tokens` except the last as draft tokens.
+
+    Returns:
+        Logits with shape [tokens, V] (V vocabulary entries) on the CPU.
     """
     request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY)
     pages = list(range(-(-(len(prompt) + len(tokens)) // PAGE_SIZE)))
@@ -231,7 +245,7 @@ def _run(runner: Runner, requests: dict[int, Request], scheduling: Scheduling, r
 
 
 def _scheduler(runner: Runner, requests: dict[int, Request], scheduling: Scheduling) -> _CountingScheduler:
-    """Return a scheduler for this variant, to which the requests have been added."""
+    """Return a scheduler with the options of the scheduling variant, to which the requests have been added."""
     facts = runner.facts
     options = EngineOptions(
         max_step_tokens=scheduling.step_tokens,
@@ -259,13 +273,13 @@ def _add(scheduler: Scheduler, number: int, request: Request) -> None:
         sampling=request.sampling,
         stop_ids=request.stop_ids,
     )
-    if refusal := scheduler.add(Sequence(generate)):
-        raise RuntimeError(refusal.error)
+    if rejection := scheduler.add(Sequence(generate)):
+        raise RuntimeError(rejection.error)
 
 
 @contextmanager
 def _counting(runner: Runner, results: Results) -> Iterator[None]:
-    """Count steps that are replayed from captured graphs during the `with` block."""
+    """Count the steps that replay a captured graph during the `with` block."""
     run = runner.ops.run
 
     def counted(forward: Any, batch: Batch, captured: bool = True) -> Tensor:
@@ -278,7 +292,7 @@ def _counting(runner: Runner, results: Results) -> Iterator[None]:
 
 @contextmanager
 def _guessing(requests: list[Request], known: list[list[int]] | None, results: Results) -> Iterator[None]:
-    """Make schedulers take drafts from the `known` tokens of each request during the `with` block."""
+    """Make schedulers take draft tokens from the `known` tokens of each request during the `with` block."""
     texts = [request.prompt + tokens for request, tokens in zip(requests, known or [], strict=False)]
     drafters: list[_KnownDrafter] = []
 

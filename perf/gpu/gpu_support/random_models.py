@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 from helexa.neuron.weights.quantization.quantize import quantize
 
@@ -60,9 +61,9 @@ TINY = {
 
 
 def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
-    """Return the configurations of small models of all architectures.
+    """Return the configurations of small models of all architectures, by `model_type`.
 
-    Numbers of heads, groups and widths are realistic if `tiny` is False.
+    If `tiny` is False, the numbers of heads, query groups and widths are as in real models.
     """
     hidden, layers, wide = (64, 1, 64) if tiny else (512, 4, 1024)
     common = {"vocab_size": 192 if tiny else 2048, "max_position_embeddings": 1024, "rope_theta": 10_000.0}
@@ -72,7 +73,7 @@ def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
 
     def config(kind: str, heads: int, kv_heads: int, dim: int, **fields: Any) -> dict[str, Any]:
         heads, dim = (2, 32) if tiny else (heads, dim)
-        kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # layer types
+        kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # number of layer types in the architecture
         count = max(layers, kinds)
         shape = _config(kind, hidden, count, heads, 1 if tiny else kv_heads, dim, intermediate_size=wide)
         return shape | common | fields
@@ -105,9 +106,9 @@ AGREEING, TINY_AGREEING = _agreeing(False), _agreeing(True)
 
 
 class RandomModel:
-    """A checkpoint in memory whose tensors all share one pool of random numbers.
+    """A checkpoint in memory for benchmarks. All tensors share one pool of random numbers, to save time and memory.
 
-    It implements `weights.checkpoint.Checkpoint`.
+    The class implements the protocol `weights.checkpoint.Checkpoint`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -136,8 +137,11 @@ class RandomModel:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        return self._numbers(name, index)
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        return _part_of(self._numbers(name, index), part)
+
+    def column_block(self, name: str) -> int:
+        return 1
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
@@ -165,10 +169,10 @@ class RandomModel:
 
 
 class DistinctModel(RandomModel):
-    """A checkpoint in which every tensor has its own random numbers, so that any error changes the logits.
+    """A checkpoint in memory in which every tensor has its own random numbers, so that any error changes the logits.
 
-    Attention weights are concentrated on a few positions. Recurrent states decay at medium rates. Rows of the output
-    head differ in length, so that few tokens have nearly equal logits.
+    The random numbers are scaled so that the model behaves like a trained model: attention concentrates on a few
+    positions, recurrent states decay at medium rates, and few tokens have nearly equal logits.
 
     Args:
         quant: quantization of the stored matrices (a name in `weights.quant_form`), or empty. Experts of gpt-oss are
@@ -181,43 +185,48 @@ class DistinctModel(RandomModel):
         self._offset = model_class(config["model_type"]).norm_offset
         self._tensors: dict[str, Weight] = {}
 
-    def read(self, name: str, index: int | None = None) -> Weight:
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
         key = name if index is None else f"{name}#{index}"
-        if key not in self._tensors:  # several loads read the same tensor
+        if key not in self._tensors:  # several engines load the same tensor
             shape = self._shapes[name] if index is None else self._shapes[name][1:]
             generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
             numbers = self._scaled(name, torch.randn(shape, generator=generator), generator)
             self._tensors[key] = self._form(key, shape[-1])(numbers)
         weight = self._tensors[key]
-        return weight.clone() if isinstance(weight, Tensor) else weight
+        return _part_of(weight.clone() if isinstance(weight, Tensor) else weight, part)
+
+    def column_block(self, name: str) -> int:
+        row = self._form(name, self._shapes[name][-1])(torch.zeros(1, self._shapes[name][-1]))
+        return row.shape[1] // row.scale.unit.shape[1] if isinstance(row, GroupwiseTensor) else 1
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         row = self._form(name, shape[-1])(torch.zeros(1, shape[-1]))
         return row.on_meta(shape[0]) if isinstance(row, GroupwiseTensor) else super().on_meta(name, shape)
 
     def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
-        """Scale standard normal numbers to the size that values of the tensor `name` typically have."""
+        """Scale standard normal numbers to the size that the values of the tensor `name` have in real models."""
         suffix = name.removesuffix(".weight").rpartition(".")[2]
         gain = _GAINS.get(suffix, 1.0)
         if "norm" in suffix:
             # The norm of a Gated DeltaNet layer has no offset in any architecture.
             return gain * (1 + 0.3 * numbers) - (0.0 if "linear_attn" in name else self._offset)
         match suffix:
-            case "A_log":  # states decay within one position or within a thousand
+            case "A_log":  # the decay times of recurrent states are from one position to a thousand positions
                 return -6 * torch.rand(numbers.shape, generator=generator)
             case "conv1d" | "dt_bias":
                 return numbers / 2
             case "sinks":
                 return numbers
-            case "embed_tokens":  # gemma multiplies embeddings by this factor
+            case "embed_tokens":  # gemma3 multiplies embeddings by the square root of their size
                 return numbers / (numbers.shape[1] ** 0.5 if self.config["model_type"] == "gemma3" else 1)
             case "lm_head":
                 lengths = torch.randn(len(numbers), 1, generator=generator).mul_(0.5).exp_()
-                return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens have most of the probability
+                return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens get most of the probability
         if "bias" in name:
             return 0.3 * numbers
         if ".experts." in name and suffix == "down_proj":
-            # Rounding may select either of two nearly tied experts for the last place; their outputs are kept small.
+            # Rounding may decide which of two nearly tied experts a router selects. Small outputs of experts limit the
+            # effect.
             gain = 0.3 if self.config["model_type"] == "gpt_oss" else 1.0
         return numbers * gain / numbers.shape[-1] ** 0.5
 
@@ -232,6 +241,15 @@ class DistinctModel(RandomModel):
         if form is None:
             return lambda numbers: numbers.to(torch.bfloat16)
         return lambda numbers: quantize(numbers, form) or numbers
+
+
+def _part_of(weight: Weight, part: Part) -> Weight:
+    if part.rows is not None:
+        rows = torch.from_numpy(part.rows)
+        weight = weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
+    if part.columns is not None:
+        weight = weight[..., part.columns] if isinstance(weight, Tensor) else weight.columns(part.columns)
+    return weight
 
 
 _GAINS = {"q_proj": 1.5, "k_proj": 1.5, "q_norm": 1.5, "k_norm": 1.5, "gate": 4.0, "router": 4.0, "down_proj": 2.0}

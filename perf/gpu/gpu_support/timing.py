@@ -1,4 +1,4 @@
-"""Timing on the device, and measured copy and matmul rates as limits for comparison."""
+"""Measures times on a GPU, and the GPU's rates of copying memory and of matrix products, for comparison."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from helexa.neuron.ops.batch import Batch
 
 _TRIES = 20
-_CYCLES = 5e9  # GPU sleep cycles per second of host time: more than twice the clock rate of any device
+_CYCLES = 5e9  # GPU clock cycles to sleep per second of host time: more than twice the clock rate of any GPU
 
 
 def arguments(
@@ -33,14 +33,14 @@ def arguments(
     parsed = parser.parse_args()
     if parsed.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        parsed.dtype = "float16"  # the interpreter's products of bfloat16 are wrong
+        parsed.dtype = "float16"  # Triton's interpreter computes products of bfloat16 wrongly
     if parsed.device.startswith("cuda:"):
         torch.cuda.set_device(parsed.device)  # Triton launches kernels on the current device
     return parsed
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median duration of `call` on the device, without the time in which the host launches kernels."""
+    """Return the median duration of `call` on the device in seconds, without the host's time to launch kernels."""
 
     def host_seconds() -> float:
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     ahead = int(host_seconds() * _CYCLES)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_TRIES)]
     for begin, end in marks:
-        torch.cuda._sleep(ahead)  # otherwise the device would wait for the host between kernels
+        torch.cuda._sleep(ahead)  # meanwhile the host launches all kernels, so that the device need not wait
         begin.record()
         call()
         end.record()
@@ -77,7 +77,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> f
 
 
 def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.device) -> "Batch":
-    """Return a batch of sequences for one layer's kernels, ordered by state slot.
+    """Return a batch of sequences as the input of one layer's kernels. Sequence i has the state slot i.
 
     Args:
         prefixes: number of tokens of each sequence that are already in the KV cache.

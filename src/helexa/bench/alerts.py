@@ -14,12 +14,12 @@ import aiohttp
 
 from helexa.bench.analysis.verdict import MIN_SAMPLES, Verdict, confirms
 from helexa.bench.config import AlertsSection
-from helexa.bench.identity import Cell
+from helexa.bench.identity import Configuration
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results import alerts
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.series import BuildSamples, cell_samples, judged, known_level
-from helexa.bench.store.rows import AlertRow, CellRow
+from helexa.bench.results.series import BuildSamples, configuration_samples, judged, known_level
+from helexa.bench.store.rows import AlertRow, ConfigurationRow
 from helexa.bench.store.store import Store, now_ms
 from helexa.core.logs import tell
 
@@ -34,7 +34,7 @@ Key = tuple[int, int, int, int, int, str]
 
 
 @dataclass(slots=True)
-class Review:
+class ReviewResult:
     """The result of comparing the newest builds with earlier builds.
 
     Attributes:
@@ -48,14 +48,14 @@ class Review:
     improved: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
 
 
-class Watch:
+class AlertMonitor:
     """Compares new samples with earlier builds and requests more samples of suspected changes.
 
     Args:
         config: the `[alerts]` section of the configuration.
         store: the database, opened for writing.
         archive: the same database, opened for reading.
-        samples: number of valid samples that are normally taken of each cell (benchmark configuration).
+        samples: number of valid samples that are normally taken of each benchmark configuration.
     """
 
     def __init__(self, config: AlertsSection, store: Store, archive: Archive, samples: int) -> None:
@@ -68,25 +68,25 @@ class Watch:
             reason = f"a verdict needs {MIN_SAMPLES} samples of a build, so every one of them will be 'too few'"
             tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
 
-    def wanted(self, cell: Cell) -> int:
-        """Return the number of valid samples that `cell` (a benchmark configuration) needs.
+    def wanted(self, configuration: Configuration) -> int:
+        """Return the number of valid samples that `configuration` (a benchmark configuration) needs.
 
-        The number is higher if a change of one of the cell's metrics is suspected.
+        The number is higher if a change of one of its metrics is suspected.
         """
-        return self._wanted.get(_natural_key(cell), self._samples)
+        return self._wanted.get(_natural_key(configuration), self._samples)
 
-    def review(self) -> Review:
+    def review(self) -> ReviewResult:
         """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
 
         A new change is stored as an alert in the state `suspected`. As soon as enough additional samples have been
         taken, the alert is confirmed or dismissed.
         """
         known = {_key(row): row for row in self._rows()}
-        review = Review()
-        for cell in self._archive.reader.latest_cells():
-            if cell.samples:
+        review = ReviewResult()
+        for configuration in self._archive.reader.latest_configurations():
+            if configuration.samples:
                 for metric in self._config.metrics:
-                    self._look(cell, metric, known, review)
+                    self._look(configuration, metric, known, review)
         self._wanted = self._more_wanted()
         known_ids = {row.id for row in known.values() if row.state == "confirmed"}
         fresh = [alert for alert in self._alerts("confirmed") if alert.id not in known_ids]
@@ -131,21 +131,27 @@ class Watch:
         tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
         return False
 
-    def _look(self, cell: CellRow, metric: str, known: dict[Key, AlertRow], review: Review) -> None:
-        alert = known.get((*_cell_ids(cell), metric))
+    def _look(
+        self, configuration: ConfigurationRow, metric: str, known: dict[Key, AlertRow], review: ReviewResult
+    ) -> None:
+        alert = known.get((*_configuration_ids(configuration), metric))
         if alert is not None and alert.state != "suspected":
             return
-        builds = self._archive.keep(("samples", cell, metric), partial(cell_samples, self._archive, cell, metric))
-        build_samples = next((build for build in builds if build.build_id == cell.build_id), None)
+        builds = self._archive.keep(
+            ("samples", configuration, metric), partial(configuration_samples, self._archive, configuration, metric)
+        )
+        build_samples = next((build for build in builds if build.build_id == configuration.build_id), None)
         if build_samples is None:
             return
-        history = [build for build in builds if build.build_id != cell.build_id]
-        level = known_level(self._archive, cell.target_id, frozenset({cell.scenario_id}), metric, history)
+        history = [build for build in builds if build.build_id != configuration.build_id]
+        level = known_level(
+            self._archive, configuration.target_id, frozenset({configuration.scenario_id}), metric, history
+        )
         verdict = judged(self._archive, history, build_samples.values, metric, level, self._config.min_effect)
         if alert is None:
             if verdict.state in ("regressed", "improved"):
                 review.suspected += 1
-                self._raise(cell, metric, history, verdict)
+                self._raise(configuration, metric, history, verdict)
             return
         first, extra = build_samples.values[: alert.samples], build_samples.values[alert.samples :]
         if len(extra) < self._config.extra_samples:
@@ -154,12 +160,14 @@ class Watch:
         confirmed = verdict.state == alert.verdict and (not extra or confirms(verdict, first, extra))
         self._put(alert, {"state": "confirmed" if confirmed else "dismissed", **_numbers(verdict, alert)})
 
-    def _raise(self, cell: CellRow, metric: str, history: list[BuildSamples], verdict: Verdict) -> None:
+    def _raise(
+        self, configuration: ConfigurationRow, metric: str, history: list[BuildSamples], verdict: Verdict
+    ) -> None:
         assert verdict.interval is not None
         now = now_ms()
         builds = [build.build_id for build in history[-verdict.trailing_builds :]]
         self._store.put_alert(
-            dict(zip(_CELL, _cell_ids(cell), strict=True))
+            dict(zip(_CONFIGURATION_IDS, _configuration_ids(configuration), strict=True))
             | {
                 "metric": metric,
                 "state": "suspected",
@@ -188,14 +196,14 @@ class Watch:
         return alerts.alerts(self._archive, state=state, limit=_ALL)
 
     def _more_wanted(self) -> dict[tuple[str, ...], int]:
-        names = self._archive.names
+        tables = self._archive.tables
         wanted: dict[tuple[str, ...], int] = {}
         for row in self._rows():
             if row.state == "suspected":
-                host, build = names.hosts[row.host_id], names.builds[row.build_id]
-                model, scenario = names.models[row.model_id], names.scenarios[row.scenario_id]
+                host, build = tables.hosts[row.host_id], tables.builds[row.build_id]
+                model, scenario = tables.models[row.model_id], tables.scenarios[row.scenario_id]
                 key = (
-                    *(names.targets[row.target_id].name, host.hostname, host.fingerprint),
+                    *(tables.targets[row.target_id].name, host.hostname, host.fingerprint),
                     *(build.engine, build.sha, build.fingerprint),
                     *(model.name, model.config_hash, scenario.name, scenario.params_hash),
                 )
@@ -225,22 +233,27 @@ def payload(alert: alerts.Alert) -> dict[str, Any]:
     }
 
 
-_CELL = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
+_CONFIGURATION_IDS = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
 
 
-def _cell_ids(row: CellRow | AlertRow) -> tuple[int, int, int, int, int]:
+def _configuration_ids(row: ConfigurationRow | AlertRow) -> tuple[int, int, int, int, int]:
     return (row.target_id, row.host_id, row.build_id, row.model_id, row.scenario_id)
 
 
 def _key(row: AlertRow) -> Key:
-    return (*_cell_ids(row), row.metric)
+    return (*_configuration_ids(row), row.metric)
 
 
-def _natural_key(cell: Cell) -> tuple[str, ...]:
+def _natural_key(configuration: Configuration) -> tuple[str, ...]:
     return (
-        *(cell.target.name, cell.host.hostname, cell.host.fingerprint),
-        *(cell.build.engine, cell.build.sha, cell.build.fingerprint),
-        *(cell.model.name, cell.model.config_hash, cell.scenario.name, cell.scenario.params_hash),
+        *(configuration.target.name, configuration.host.hostname, configuration.host.fingerprint),
+        *(configuration.build.engine, configuration.build.sha, configuration.build.fingerprint),
+        *(
+            configuration.model.name,
+            configuration.model.config_hash,
+            configuration.scenario.name,
+            configuration.scenario.params_hash,
+        ),
     )
 
 

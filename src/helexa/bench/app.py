@@ -51,22 +51,22 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
             *site.routes(),
             Mount("/static", StaticFiles(directory=str(static)), name="static"),
         ],
-        exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _refuse},
-        middleware=[Middleware(_Guarded)],
+        exception_handlers={ApiError: _error_response, HTTPException: _error_response, Exception: _error_response},
+        middleware=[Middleware(_SecurityHeaders)],
         lifespan=lifespan,
     )
     app.state.root_path = root_path.rstrip("/")
     return app
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(error.status_code, None, error.detail)
     in_api = request.url.path.startswith(("/api", "/openapi"))
-    return await (routes.refuse_api_error if in_api else site.refuse)(request, error)
+    return await (routes.api_error_response if in_api else site.error_page)(request, error)
 
 
-class _Guarded:
+class _SecurityHeaders:
     """ASGI middleware that adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.dialects.anthropic import AnthropicMessages
-from helexa.bench.dialects.dialect import Answer, Dialect, StreamFault
-from helexa.bench.dialects.openai import OpenAIChat
-from helexa.bench.dialects.rejected import RejectedParameters
+from helexa.bench.api_formats.anthropic import AnthropicMessages
+from helexa.bench.api_formats.api_format import Answer, ApiFormat, StreamError
+from helexa.bench.api_formats.openai import OpenAIChat
+from helexa.bench.api_formats.rejected_parameters import RejectedParameters
 from helexa.bench.identity import TargetKind
 from helexa.bench.measurement.clock import Clock
 from helexa.bench.measurement.prompt_request import PromptRequest
@@ -29,7 +29,7 @@ from helexa.core.sse import EventParser
 
 log = logging.getLogger(__name__)
 
-REFUSALS = (429, 503, 529)
+REJECTION_STATUSES = (429, 503, 529)
 """HTTP statuses with which overloaded servers reject requests. 529 is used by Anthropic."""
 
 _MAX_CONNECTIONS = 4096
@@ -39,7 +39,7 @@ _MAX_ERROR_CHARS = 500
 _READ_BYTES = 1 << 18
 
 
-def dialect_of(kind: TargetKind) -> Dialect:
+def api_format_of(kind: TargetKind) -> ApiFormat:
     """Return the API format (OpenAI or Anthropic) that servers of `kind` accept."""
     return AnthropicMessages() if kind == "anthropic" else OpenAIChat()
 
@@ -51,7 +51,7 @@ class Client:
     Attributes:
         session: HTTP session from `open_session`, which records when a request is sent.
         endpoint: base URL of the server.
-        dialect: API format of the server.
+        api_format: API format of the server.
         clock: source of the current time.
         bearer: API key, or None.
         timeout_secs: longest duration of a request, in seconds.
@@ -61,7 +61,7 @@ class Client:
 
     session: aiohttp.ClientSession
     endpoint: str
-    dialect: Dialect
+    api_format: ApiFormat
     clock: Clock
     bearer: str | None = None
     timeout_secs: float = 600.0
@@ -103,8 +103,8 @@ class Client:
                 await self._send(prompt, record, answer, moments, cancel_after)
         except TimeoutError:
             record.status, record.error = "timeout", f"no end of the answer after {self.timeout_secs:g} s"
-        except StreamFault as fault:
-            record.status, record.error = "incomplete", str(fault)
+        except StreamError as error:
+            record.status, record.error = "incomplete", str(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             begun = record.http_status is not None
             record.status = "incomplete" if begun else "error"
@@ -123,12 +123,12 @@ class Client:
         moments: SimpleNamespace,
         cancel_after: int | None,
     ) -> None:
-        substitutes = self.dialect.substitutes
-        body = self.dialect.body(prompt, ignore_eos=self.ignore_eos)
+        substitutes = self.api_format.substitutes
+        body = self.api_format.body(prompt, ignore_eos=self.ignore_eos)
         body = self.rejected.replace(body, substitutes)
-        headers = {"content-type": "application/json", **self.dialect.headers(self.bearer)}
+        headers = {"content-type": "application/json", **self.api_format.headers(self.bearer)}
         async with self.session.post(
-            f"{self.endpoint}{self.dialect.path}",
+            f"{self.endpoint}{self.api_format.path}",
             data=orjson.dumps(body),
             headers=headers,
             trace_request_ctx=moments,
@@ -146,8 +146,8 @@ class Client:
             await self._send(prompt, record, answer, moments, cancel_after)
             return
         record.http_status = response.status
-        record.status = "rejected" if response.status in REFUSALS else "error"
-        record.error = _refusal_text(response.status, error)
+        record.status = "rejected" if response.status in REJECTION_STATUSES else "error"
+        record.error = _rejection_text(response.status, error)
 
     async def _read(
         self, content: aiohttp.StreamReader, record: RequestRecord, answer: Answer, cancel_after: int | None
@@ -157,16 +157,16 @@ class Client:
             at = now()
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
-                raise StreamFault(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
+                raise StreamError(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
             for event in parser.feed(data):
-                kind = self.dialect.take(event, answer)
+                kind = self.api_format.take(event, answer)
                 if kind is not None:
                     record.deltas.append(Delta(at, kind, answer.counted))
                 if cancel_after is not None and len(record.deltas) >= cancel_after:
                     record.status = "cancelled"
                     return
         if not answer.ended and answer.finish_reason is None:
-            raise StreamFault("the stream ended before the answer did")
+            raise StreamError("the stream ended before the answer did")
 
 
 @asynccontextmanager
@@ -204,7 +204,7 @@ def _conclude(record: RequestRecord, answer: Answer) -> None:
     record.prefill_s, record.decode_s, record.queue_s = answer.prefill_s, answer.decode_s, answer.queue_s
 
 
-def _refusal_text(status: int, body: bytes) -> str:
+def _rejection_text(status: int, body: bytes) -> str:
     try:
         error = orjson.loads(body)
     except ValueError:

@@ -39,13 +39,13 @@ def _state_folder() -> Path:
 class BenchSection(config.Section):
     """The section `[bench]`: what is measured how often, and where results are stored.
 
-    A cell is one benchmark configuration: target, host, build, model and scenario. A sample is one execution of a
+    A benchmark configuration is a target, its host and build, a model and a scenario. A sample is one execution of a
     scenario.
 
     Attributes:
         sweep_interval_secs: seconds from the start of one sweep over all targets to the start of the next.
-        samples_per_version: number of valid samples that are taken of each cell. A comparison of builds needs 5 or
-            more.
+        samples_per_version: number of valid samples that are taken of each benchmark configuration. A comparison
+            of builds needs 5 or more.
         iteration_pause_secs: pause between two samples, in seconds.
         request_timeout_secs: longest duration of a request, in seconds.
         db_path: path of the database.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from helexa.bench.alerts import Review, Watch
+from helexa.bench.alerts import AlertMonitor, ReviewResult
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
-from helexa.bench.identity import Cell
+from helexa.bench.identity import Configuration
 from helexa.bench.measurement.clock import Clock, SystemClock
 from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.catalogue import sweep_scenarios
@@ -36,7 +36,7 @@ async def sweep_once(
     config: BenchConfig,
     store: Store,
     scenarios: list[Scenario] | None = None,
-    wanted: Callable[[Cell], int] | None = None,
+    wanted: Callable[[Configuration], int] | None = None,
     clock: Clock | None = None,
 ) -> SweepReport:
     """Measure all missing samples of all targets once.
@@ -45,7 +45,7 @@ async def sweep_once(
         config: the configuration.
         store: the database.
         scenarios: scenarios to measure, or None for the scenarios of the configuration.
-        wanted: function that returns how many valid samples a cell (benchmark configuration) needs, or None for the
+        wanted: function that returns how many valid samples a benchmark configuration needs, or None for the
             number in the configuration.
         clock: source of the current time, or None for the system clock.
 
@@ -54,13 +54,15 @@ async def sweep_once(
     """
     if not config.targets:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
-    sweep = Sweep(config, store, clock or SystemClock(), wanted or (lambda cell: config.bench.samples_per_version))
+    sweep = Sweep(
+        config, store, clock or SystemClock(), wanted or (lambda configuration: config.bench.samples_per_version)
+    )
     async with open_session() as session:
         connections = [connect(section, session) for section in config.targets]
         return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)
 
 
-async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tuple[SweepReport, Review]:
+async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonitor) -> tuple[SweepReport, ReviewResult]:
     """Measure all missing samples, compare them with earlier builds, and send alerts of confirmed regressions.
 
     If the comparison suspects a change, more samples are measured and the comparison is repeated.
@@ -68,14 +70,14 @@ async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tu
     Raises:
         ConfigError: the configuration has no targets.
     """
-    report = await sweep_once(config, store, wanted=watch.wanted)
-    review = watch.review()
+    report = await sweep_once(config, store, wanted=monitor.wanted)
+    review = monitor.review()
     if review.suspected:
-        more = await sweep_once(config, store, wanted=watch.wanted)
+        more = await sweep_once(config, store, wanted=monitor.wanted)
         report.measured += more.measured
         report.failed += more.failed
-        review = watch.review()
-    await watch.deliver()
+        review = monitor.review()
+    await monitor.deliver()
     return report, review
 
 
@@ -93,8 +95,8 @@ async def run(config: BenchConfig, path: Path | None) -> None:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
     database = config.bench.db_path
     with measuring(database), Store(database) as store, Archive(database) as archive:
-        watch = Watch(config.alerts, store, archive, config.bench.samples_per_version)
-        work = asyncio.create_task(_work(config, store, watch, path))
+        monitor = AlertMonitor(config.alerts, store, archive, config.bench.samples_per_version)
+        work = asyncio.create_task(_work(config, store, monitor, path))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, work.cancel)
@@ -102,8 +104,8 @@ async def run(config: BenchConfig, path: Path | None) -> None:
             await work
 
 
-async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | None) -> None:
-    pages = Pages(path) if config.api.enabled else None
+async def _work(config: BenchConfig, store: Store, monitor: AlertMonitor, path: Path | None) -> None:
+    pages = PagesProcess(path) if config.api.enabled else None
     clock = SystemClock()
     try:
         while True:
@@ -112,7 +114,7 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
                 await pages.ensure()
             if config.bench.request_retention_days:
                 prune(store, config.bench.request_retention_days)
-            report, review = await sweep_and_judge(config, store, watch)
+            report, review = await sweep_and_judge(config, store, monitor)
             tell(
                 log,
                 logging.INFO,
@@ -132,7 +134,7 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
             await pages.end()
 
 
-class Pages:
+class PagesProcess:
     """The child process that serves the web pages and the API."""
 
     def __init__(self, path: Path | None) -> None:

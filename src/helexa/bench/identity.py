@@ -129,10 +129,10 @@ class ScenarioKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Configuration:
     """A benchmark configuration: one scenario, on one model, build, host and target.
 
-    Each cell is measured until it has a given number of valid samples.
+    Each configuration is measured until it has a given number of valid samples.
     """
 
     target: Target

@@ -5,10 +5,10 @@ from typing import Any
 
 from helexa.bench.analysis.verdict import MIN_SAMPLES
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.pages.words import change, measured, memory, number, seconds, share
+from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
 from helexa.bench.results import capacity, quality, scaling, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.comparison import Compared
+from helexa.bench.results.comparison import MetricComparison
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,
@@ -41,7 +41,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
     return "\n".join([written(lines[0]), f"| {' | '.join(rule)} |", *map(written, lines[1:])])
 
 
-def comparison(compared: Sequence[Compared]) -> str:
+def comparison(compared: Sequence[MetricComparison]) -> str:
     """Return a comparison of two builds or targets as a Markdown table, with notes below the table."""
     rows = [
         (
@@ -60,7 +60,7 @@ def comparison(compared: Sequence[Compared]) -> str:
     note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if has_too_few else ""
     differs = "; ".join(dict.fromkeys(text for row in compared for text in row.differs))
     note += f"\n\nA and B differ in more than the build: {differs}" if differs else ""
-    return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
+    return table(("configuration", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 
 def _summary(results: Sequence[summary.SummaryRow]) -> str:

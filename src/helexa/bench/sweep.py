@@ -1,7 +1,7 @@
 """A sweep: takes the missing samples of all benchmark configurations on all targets.
 
-A benchmark configuration is called a cell. A cell consists of a target, its host and build, a model with its
-configuration, and a scenario. A new build has new cells without samples, so the next sweep measures the new build.
+A benchmark configuration consists of a target, its host and build, a model with its configuration, and a scenario. A
+new build has new benchmark configurations without samples, so the next sweep measures the new build.
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from helexa.bench.config import BenchConfig
-from helexa.bench.identity import Cell
+from helexa.bench.identity import Configuration
 from helexa.bench.measurement.clock import Clock
 from helexa.bench.measurement.measures import measure_run
 from helexa.bench.measurement.prompts import sample_seed
@@ -30,12 +30,12 @@ _MOST_RESTARTS = 3
 
 @dataclass(slots=True)
 class SweepReport:
-    """The result of a sweep, as counts of samples and of cells (benchmark configurations).
+    """The result of a sweep, as counts of samples and of benchmark configurations.
 
     Attributes:
         measured: number of valid samples taken.
         failed: number of invalid samples taken.
-        skipped: number of cells that already had all required samples.
+        skipped: number of configurations that already had all required samples.
         unreachable: the targets that could not be reached, as a dict from the target's name to the error message.
     """
 
@@ -56,10 +56,10 @@ class Sweep:
         config: the configuration.
         store: the database.
         clock: source of the current time.
-        wanted: function that returns how many valid samples a cell needs.
+        wanted: function that returns how many valid samples a configuration needs.
     """
 
-    def __init__(self, config: BenchConfig, store: Store, clock: Clock, wanted: Callable[[Cell], int]) -> None:
+    def __init__(self, config: BenchConfig, store: Store, clock: Clock, wanted: Callable[[Configuration], int]) -> None:
         self._config = config.bench
         self._store = store
         self._clock = clock
@@ -95,34 +95,41 @@ class Sweep:
                 key = scenario.key
                 if key.kind in saturated or not scenario.suits(model, connection.server.control):
                     continue
-                cell = Cell(connection.target, identity.host, identity.build, model.model, key)
-                if await self._top_up(connection, identity, cell, scenario, model):
+                configuration = Configuration(connection.target, identity.host, identity.build, model.model, key)
+                if await self._top_up(connection, identity, configuration, scenario, model):
                     saturated.add(key.kind)
 
     async def _top_up(
-        self, connection: Connection, identity: Identity, cell: Cell, scenario: Scenario, model: ServedModel
+        self,
+        connection: Connection,
+        identity: Identity,
+        configuration: Configuration,
+        scenario: Scenario,
+        model: ServedModel,
     ) -> bool:
-        """Take the missing samples of `cell`. Return whether the server was saturated in one of its samples.
+        """Take the missing samples of `configuration`. Return whether the server was saturated in one of its samples.
 
-        After an invalid sample, the sweep takes no more samples of this cell.
+        After an invalid sample, the sweep takes no more samples of this configuration.
         """
-        count, wanted = self._store.count(cell), self._wanted(cell)
+        count, wanted = self._store.count(configuration), self._wanted(configuration)
         if count.good >= wanted:
             self.report.skipped += 1
             return count.saturated
         if scenario.warms_up and not count.good:
-            await self._execute(connection, cell, scenario, model, _WARM_UP)
+            await self._execute(connection, configuration, scenario, model, _WARM_UP)
         saturated = count.saturated
         for extra in range(wanted - count.good):
             await self._clock.sleep_until(self._clock.now() + self._config.iteration_pause_secs)
-            sample, outcome = await self._execute(connection, cell, scenario, model, count.all + extra)
-            await self._keep(connection, identity, cell, sample)
+            sample, outcome = await self._execute(connection, configuration, scenario, model, count.all + extra)
+            await self._keep(connection, identity, configuration, sample)
             saturated |= outcome.saturated
             if not sample.ok:
                 break
         return saturated
 
-    async def _keep(self, connection: Connection, identity: Identity, cell: Cell, sample: Sample) -> None:
+    async def _keep(
+        self, connection: Connection, identity: Identity, configuration: Configuration, sample: Sample
+    ) -> None:
         """Store a sample, unless the target's host or build has changed since the start of the sample.
 
         Raises:
@@ -132,27 +139,32 @@ class Sweep:
         try:
             same = await connection.server.identity() == identity
         except TargetError:  # a target that broke under the load is a valid result
-            self._record(cell, sample)
+            self._record(configuration, sample)
             raise
         if not same:
             raise TargetChangedError
-        self._record(cell, sample)
+        self._record(configuration, sample)
 
-    def _record(self, cell: Cell, sample: Sample) -> None:
-        run = self._store.record(cell, sample)
+    def _record(self, configuration: Configuration, sample: Sample) -> None:
+        run = self._store.record(configuration, sample)
         self.report.measured += sample.ok
         self.report.failed += not sample.ok
-        facts = {"run": run, "target": cell.target.name, "build": cell.build.sha, "model": cell.model.name}
-        facts["scenario"] = cell.scenario.name
+        facts = {
+            "run": run,
+            "target": configuration.target.name,
+            "build": configuration.build.sha,
+            "model": configuration.model.name,
+        }
+        facts["scenario"] = configuration.scenario.name
         if sample.ok:
             tell(log, logging.INFO, "sample", **facts, **_shown(sample))
         else:
             tell(log, logging.WARNING, "sample_failed", **facts, reason=sample.error)
 
     async def _execute(
-        self, connection: Connection, cell: Cell, scenario: Scenario, model: ServedModel, number: int
+        self, connection: Connection, configuration: Configuration, scenario: Scenario, model: ServedModel, number: int
     ) -> tuple[Sample, Outcome]:
-        seed = sample_seed(self._config.seed, cell.scenario.name, cell.scenario.params_hash, number)
+        seed = sample_seed(self._config.seed, configuration.scenario.name, configuration.scenario.params_hash, number)
         salt = secrets.token_hex(8)
         client = connection.client(self._config.request_timeout_secs, self._clock)
         subject = Subject(client, model, self._clock, salt, connection.server.control)

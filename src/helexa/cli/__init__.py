@@ -74,14 +74,14 @@ def _run(tokens: list[str]) -> int | None:
         if error.token.value != "-":
             raise
     # Stdin is read in any case, so a `-` argument for stdin can be removed.
-    words = [word for place, word in enumerate(tokens) if word != "-" or tokens[place - 1] == "--prompts"]
-    return app(words, exit_on_error=False, print_error=False)
+    remaining_tokens = [word for place, word in enumerate(tokens) if word != "-" or tokens[place - 1] == "--prompts"]
+    return app(remaining_tokens, exit_on_error=False, print_error=False)
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [argument for argument in arguments[:end] if argument != "--debug"]
-    return kept + arguments[end:], len(kept) < end
+    remaining = [argument for argument in arguments[:end] if argument != "--debug"]
+    return remaining + arguments[end:], len(remaining) < end
 
 
 def _explain(error: Exception) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
-from helexa.cli.terminal import PATIENCE_SECONDS, note, printable, size_text
+from helexa.cli.terminal import PROGRESS_DELAY_SECONDS, note, printable, size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -61,7 +61,7 @@ class DownloadBar:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         # Show the bar also if the hub does not answer and no progress arrives.
-        self._late = threading.Timer(PATIENCE_SECONDS, self._draw)
+        self._late = threading.Timer(PROGRESS_DELAY_SECONDS, self._draw)
         self._late.daemon = True
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class DownloadBar:
             if self._bar is not None:
                 self._bar.stop()
         seconds = self._fetched_at - self._started
-        if kind is None and self._fetched and seconds >= PATIENCE_SECONDS and not self._quiet:
+        if kind is None and self._fetched and seconds >= PROGRESS_DELAY_SECONDS and not self._quiet:
             rate = size_text(int(self._fetched / seconds))
             note(f"{self._name}: fetched {size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
 
@@ -98,7 +98,7 @@ class DownloadBar:
 
     def _draw(self) -> None:
         with self._lock:
-            if not self._draws or self._clock() - self._started < PATIENCE_SECONDS:
+            if not self._draws or self._clock() - self._started < PROGRESS_DELAY_SECONDS:
                 return
             stage, done, total = self._at
             text = f"{_DOING.get(stage, 'loading')} {self._name}"

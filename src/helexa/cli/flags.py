@@ -15,7 +15,7 @@ Verbose = Annotated[bool, Parameter(alias="-v", negative="")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class TargetFlags:
     """The target that runs the model.
 
     Attributes:
@@ -33,7 +33,7 @@ class Where:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     quant: str | None = None
 
-    def place(self, model: str | None) -> ModelLocation:
+    def location(self, model: str | None) -> ModelLocation:
         """Return a `ModelLocation` for `model` and these options. It tells the library where to run which model."""
         return ModelLocation(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
 

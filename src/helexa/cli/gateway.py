@@ -51,36 +51,36 @@ class Gateway:
         """
         return cls(url or os.environ.get("HELEXA_BASE_URL") or DEFAULT_URL, os.environ.get("HELEXA_API_KEY"))
 
-    def get(self, path: str, patience: float = _REPLY_SECONDS) -> Any:
+    def get(self, path: str, timeout: float = _REPLY_SECONDS) -> Any:
         """Send a GET request for `path`, and return the response as parsed JSON.
 
         Args:
             path: URL path, such as `/v1/models`.
-            patience: timeout in seconds.
+            timeout: timeout in seconds.
 
         Raises:
             CommandError: the gateway is unreachable, rejects the request, or returns no JSON.
         """
-        with closing(self._connect(patience)) as connection, self._ask(connection, path, patience) as response:
+        with closing(self._connect(timeout)) as connection, self._ask(connection, path, timeout) as response:
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
-    def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """Return the entries of the gateway's model list (`/v1/models`). The timeout is `patience` seconds.
+    def models(self, timeout: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
+        """Return the entries of the gateway's model list (`/v1/models`). `timeout` is in seconds.
 
         Raises:
             CommandError: the gateway is unreachable, rejects the request, or returns no list of models.
         """
-        response = self.get("/v1/models", patience)
+        response = self.get("/v1/models", timeout)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):
             raise CommandError(f"{self.url}/v1/models did not answer with a list of models")
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
-    def _connect(self, patience: float = _CONNECT_SECONDS) -> HTTPConnection:
-        connection = self._connection(self._host or "", self._port, timeout=min(patience, _CONNECT_SECONDS))
+    def _connect(self, timeout: float = _CONNECT_SECONDS) -> HTTPConnection:
+        connection = self._connection(self._host or "", self._port, timeout=min(timeout, _CONNECT_SECONDS))
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:
@@ -89,16 +89,16 @@ class Gateway:
             raise CommandError(f"no gateway at {self.url}{reason}; start one with `helexa up`", UNREACHABLE) from None
         return connection
 
-    def _ask(self, connection: HTTPConnection, path: str, patience: float) -> HTTPResponse:
+    def _ask(self, connection: HTTPConnection, path: str, timeout: float) -> HTTPResponse:
         if connection.sock:
-            connection.sock.settimeout(patience)
+            connection.sock.settimeout(timeout)
         try:
             connection.request("GET", self._path + path, headers=self._headers)
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             self._lost(error)
         if response.status != 200:
-            self._refused(response)
+            self._raise_error(response)
         return response
 
     def _read(self, response: HTTPResponse) -> bytes:
@@ -110,7 +110,7 @@ class Gateway:
             raise CommandError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes")
         return body
 
-    def _refused(self, response: HTTPResponse) -> NoReturn:
+    def _raise_error(self, response: HTTPResponse) -> NoReturn:
         with response:
             envelope = _object(self._read(response))
         message = _message(envelope) or f"{self.url} answered HTTP {response.status}"

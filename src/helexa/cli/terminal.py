@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-PATIENCE_SECONDS = 0.5
+PROGRESS_DELAY_SECONDS = 0.5
 _WIDTH_OF_BAR = 70
 
 _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
@@ -80,7 +80,7 @@ class Progress:
             text: one line of text.
             fraction: completed fraction from 0 to 1, or None if unknown.
         """
-        if time.monotonic() - self._started < PATIENCE_SECONDS:
+        if time.monotonic() - self._started < PROGRESS_DELAY_SECONDS:
             return
         if self._plain:
             if text != self._last:

@@ -46,7 +46,8 @@ class Profile(config.Section):
         quant: quantization to load. None means the format of the source's files.
         tool_parser: name of the model's tool-call format. None means that the node detects it from the model's files.
         vram_mb: estimated memory usage in MiB, or None if unknown.
-        min_devices: number of accelerators across which the model is split.
+        min_devices: number of ranks (parts) into which the model is divided: one per accelerator, or processes on the
+            CPUs of a node without accelerators.
         min_device_vram_mb: total memory in MiB that each of the accelerators must have, or None for no minimum.
         pinned_on: names of the nodes that may serve the model. If empty, all nodes may serve it.
         residency_priority: eviction priority. A model is never evicted to make room for a model of lower priority. The

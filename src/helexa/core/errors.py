@@ -4,6 +4,7 @@ HelexaError            base class; the message is one line
   ConfigError          a configuration file or variable is wrong
   SourceError          a model source cannot be resolved or downloaded
   DoesNotFitError      a model needs more memory than is free
+  TensorParallelError  a model cannot be divided among the requested number of ranks
   ModelFileError       a model file is corrupt, truncated or of an unsupported kind
   ApiError             an HTTP error response: status, type, code, message, extras
 """
@@ -50,6 +51,28 @@ class DoesNotFitError(HelexaError):
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.details = details
+
+
+class TensorParallelError(HelexaError):
+    """A model cannot be divided among the requested number of ranks.
+
+    Attributes:
+        kind: value of the field `kind` in the error response of `POST /models/load`.
+        details: further fields for this error response: `tp_size`, the requested number of ranks;
+            `max_tensor_parallel`, the largest possible number; `suggestion`; and others.
+    """
+
+    kind = "tensor_parallel_unsupported"
+
+    def __init__(
+        self, message: str, *, tp_size: int, max_tensor_parallel: int, suggestion: str, **details: Any
+    ) -> None:
+        super().__init__(message)
+        self.details = {
+            "tp_size": tp_size,
+            "max_tensor_parallel": max_tensor_parallel,
+            "suggestion": suggestion,
+        } | details
 
 
 class ModelFileError(HelexaError):

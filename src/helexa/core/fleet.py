@@ -4,6 +4,7 @@ The classes ignore unknown fields and have defaults for nested objects. Gateways
 therefore work together.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +33,28 @@ class Device(Record):
     compute_capability: str | None = None
 
 
+def alike(devices: Iterable[Device]) -> list[list[Device]]:
+    """Divide devices into groups of the same name and compute capability, in the order of their first devices."""
+    groups: dict[tuple[str, str | None], list[Device]] = {}
+    for device in devices:
+        groups.setdefault((device.name, device.compute_capability), []).append(device)
+    return list(groups.values())
+
+
+class NumaNode(Record):
+    """A NUMA node of a machine: CPUs, and the memory that is local to them.
+
+    Attributes:
+        node: number of the NUMA node in the operating system.
+        cpus: number of CPUs (hardware threads) that engines may use.
+        memory_total_mb: memory in MiB; 0 if unknown.
+    """
+
+    node: WireInt
+    cpus: WireInt
+    memory_total_mb: WireInt = 0
+
+
 class Discovery(Record):
     """Response of `GET /discovery`: properties of a node that are constant while its process runs.
 
@@ -39,6 +62,9 @@ class Discovery(Record):
         unified_accelerator: name of an accelerator that uses main memory, such as Apple's GPU, or None. This
             accelerator is not listed in `devices`.
         devices: the accelerators that engines can use. Engines number the accelerators in the same way.
+        numa_nodes: the NUMA nodes whose CPUs engines may use, or None if there is only one.
+        max_tensor_parallel: largest number of ranks for which a gateway may ask in a load request. None for nodes that
+            do not report it.
     """
 
     hostname: str
@@ -52,6 +78,8 @@ class Discovery(Record):
     cuda_unavailable_reason: str | None = None
     unified_accelerator: str | None = None
     devices: list[Device] = Field(default_factory=list[Device])
+    numa_nodes: list[NumaNode] | None = None
+    max_tensor_parallel: WireInt | None = None
     harnesses: list[str] = Field(default_factory=lambda: ["torch"])
     max_prompt_tokens: WireInt = 0
 
@@ -190,6 +218,7 @@ class ModelSpec(Record):
     source: str | None = None
     quant: str | None = None
     tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
     devices: list[int] | None = None
     tool_parser: str | None = None
 
@@ -201,6 +230,7 @@ class ModelInfo(Record):
         status: state of the model. `poisoned` means that the node rejects requests because the engine crashed
             repeatedly.
         quant: format to which the node quantized the weights during the load, or None.
+        tensor_parallel: number of ranks that compute the model together, or None if one process computes it.
         progress: completed fraction (0 to 1) of `stage`, if known.
         stage: current stage of the load, if the model is loading.
     """
@@ -211,6 +241,7 @@ class ModelInfo(Record):
     devices: list[WireInt] = Field(default_factory=list[WireInt])
     vram_used_mb: WireInt | None = None
     quant: str | None = None
+    tensor_parallel: WireInt | None = None
     capabilities: list[str] = Field(default_factory=list[str])
     limit: Limit | None = None
     tool_call: bool = False

@@ -68,7 +68,7 @@ def log_unknown_variables(
     *,
     prefix: str,
     short: Mapping[str, Keys] | None = None,
-    others: Sequence[str] = (),
+    other_names: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
     """Log the environment variables that begin with `prefix` but match no configuration key.
@@ -79,11 +79,11 @@ def log_unknown_variables(
         schema: class of the whole configuration.
         prefix: prefix of the environment variables.
         short: path of a configuration key for each additional variable name.
-        others: names of variables that other code reads. They are not logged.
+        other_names: names of variables that other code reads. They are not logged.
         environ: the environment variables.
     """
     short = short or {}
-    known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(others)
+    known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(other_names)
     unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known_names]
     names = [prefix + "__".join(keys).upper() for keys in _paths(schema)] + [*short]
     similar = {

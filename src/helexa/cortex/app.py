@@ -105,4 +105,4 @@ def create_app(gateway: Gateway) -> ASGIApp:
     hot_paths = HotPaths(app, _HOT)
     section = gateway.config.gateway  # address and origins do not change on a reload
     cors_app = with_cors(hot_paths, section.cors_origins) if section.cors_origins else hot_paths
-    return OriginGuard(cors_app, section, gateway.gatekeeper)
+    return OriginGuard(cors_app, section, gateway.authenticator)

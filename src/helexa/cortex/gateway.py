@@ -8,10 +8,10 @@ from pathlib import Path
 import aiohttp
 
 from helexa.core.catalogue import Catalogue
-from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.access.key import static_keys
-from helexa.cortex.access.limits import Limits
+from helexa.cortex.access.rate_limiter import RateLimiter
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_metrics import FleetCollector
@@ -72,10 +72,10 @@ class Gateway:
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
         )
-        self.limits = Limits()
+        self.rate_limiter = RateLimiter()
         self.bodies = BodyBudget(config.gateway.body_memory_bytes)
-        self.gatekeeper = Gatekeeper(config.entitlements.require_auth, static_keys(config.entitlements))
-        self.keyring = Keyring(KeyStore(database), self.gatekeeper)
+        self.authenticator = Authenticator(config.entitlements.require_auth, static_keys(config.entitlements))
+        self.keyring = Keyring(KeyStore(database), self.authenticator)
         self.ledger = Ledger(database)
         metrics.watch(FleetCollector(self.fleet))
 
@@ -91,7 +91,7 @@ class Gateway:
             section.max_connections,
             section.max_connections_per_address,
             each=2,
-            others=_max_idle_upstream() + METRICS_CONNECTIONS.open,
+            other_descriptors=_max_idle_upstream() + METRICS_CONNECTIONS.open,
         )
 
     @property
@@ -109,7 +109,7 @@ class Gateway:
         """
         keys = static_keys(config.entitlements)
         check_exposure(config.model_copy(update={"gateway": self._started}))  # the address does not change
-        self.gatekeeper.configure(config.entitlements.require_auth, keys)
+        self.authenticator.configure(config.entitlements.require_auth, keys)
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _ENDING_SECONDS = 10.0
 
 
-class Background:
+class BackgroundLoop:
     """The library's background event loop, its thread, and the engines and connections that belong to it.
 
     Attributes:
@@ -66,16 +66,16 @@ class Background:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_running: Background | None = None
+_running: BackgroundLoop | None = None
 _lock = threading.Lock()
 
 
-def background() -> Background:
+def background() -> BackgroundLoop:
     """Return the background event loop of this process. The first call starts it."""
     global _running  # noqa: PLW0603
     with _lock:
         if _running is None:
-            _running = Background()
+            _running = BackgroundLoop()
         return _running
 
 
@@ -105,8 +105,8 @@ if hasattr(os, "register_at_fork"):
 class Caller(Protocol):
     """How library code waits for results of the background event loop and calls the user's callbacks.
 
-    `Blocking` implements it for plain functions, `Awaiting` for async functions. The code of a library function is a
-    coroutine that waits only with a `Caller`, so both versions of the function can share it.
+    `BlockingCaller` implements it for plain functions, `AsyncCaller` for async functions. The code of a library
+    function is a coroutine that waits only with a `Caller`, so both versions of the function can share it.
     """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -121,7 +121,7 @@ class Caller(Protocol):
         ...
 
 
-class Blocking:
+class BlockingCaller:
     """The `Caller` for plain functions: waiting blocks the thread.
 
     A coroutine that waits only with this class never suspends. The function `blocking` can run such a coroutine without
@@ -143,7 +143,7 @@ class Blocking:
             await self.wait(_awaited(result))
 
 
-class Awaiting:
+class AsyncCaller:
     """The `Caller` for async functions: waiting suspends the coroutine in the user's event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -164,7 +164,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 def blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine without an event loop and return its result.
 
-    The coroutine may wait only with a `Blocking` caller.
+    The coroutine may wait only with a `BlockingCaller`.
     """
     try:
         work.send(None)
@@ -177,7 +177,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     """Run an async generator without an event loop and yield its items.
 
-    The generator may wait only with a `Blocking` caller.
+    The generator may wait only with a `BlockingCaller`.
     """
     try:
         while (item := blocking(_next(items))) is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 from helexa.core.extras import explained_extras
-from helexa.generation.background import Awaiting, Blocking, blocking
+from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
 from helexa.generation.files.file_run import FileSummary
@@ -58,8 +58,8 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
         HelexaError: the model could not be downloaded or loaded.
         GenerationError: the request failed.
     """
-    model, rest = _split(options)
-    return model.generate(prompt, n=n, on_token=on_token, **rest)
+    model, generation_options = _split(options)
+    return model.generate(prompt, n=n, on_token=on_token, **generation_options)
 
 
 async def agenerate(
@@ -69,8 +69,8 @@ async def agenerate(
 
     If the calling task is canceled, the request is canceled.
     """
-    model, rest = _split(options)
-    return await model.agenerate(prompt, n=n, on_token=on_token, **rest)
+    model, generation_options = _split(options)
+    return await model.agenerate(prompt, n=n, on_token=on_token, **generation_options)
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
@@ -78,8 +78,8 @@ def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
 
     The iterator raises the same errors as `generate`.
     """
-    model, rest = _split(options)
-    return model.stream(prompt, **rest)
+    model, generation_options = _split(options)
+    return model.stream(prompt, **generation_options)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
@@ -87,8 +87,8 @@ def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
 
     This is the async version of `stream`.
     """
-    model, rest = _split(options)
-    return model.astream(prompt, **rest)
+    model, generation_options = _split(options)
+    return model.astream(prompt, **generation_options)
 
 
 @overload
@@ -116,8 +116,8 @@ def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: 
         HelexaError: the model could not be downloaded or loaded.
         BatchError: a prompt failed and `on_error` is `raise`. The error contains the results so far.
     """
-    model, rest = _split(options)
-    return model.batch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
+    model, generation_options = _split(options)
+    return model.batch(prompts, on_error=on_error, **generation_options)  # type: ignore[call-overload]
 
 
 @overload
@@ -139,8 +139,8 @@ async def abatch(
 
     If the calling task is canceled, the batch ends.
     """
-    model, rest = _split(options)
-    return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
+    model, generation_options = _split(options)
+    return await model.abatch(prompts, on_error=on_error, **generation_options)  # type: ignore[call-overload]
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
@@ -161,14 +161,14 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
         InvalidRequestError: the results belong to other prompts, or another process writes to the file of results.
         OSError: a file cannot be read or written.
     """
-    model, rest = _split(options)
-    return model.batch_file(prompts, results, **rest)
+    model, generation_options = _split(options)
+    return model.batch_file(prompts, results, **generation_options)
 
 
 async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
     """Generate responses to the prompts in a file: the async version of `batch_file`."""
-    model, rest = _split(options)
-    return await model.abatch_file(prompts, results, **rest)
+    model, generation_options = _split(options)
+    return await model.abatch_file(prompts, results, **generation_options)
 
 
 def load(
@@ -206,12 +206,12 @@ def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None
     Raises:
         SourceError: the download failed. The attribute `kind` names the reason.
     """
-    return blocking(Blocking().wait(_pull(model, quant, on_progress)))
+    return blocking(BlockingCaller().wait(_pull(model, quant, on_progress)))
 
 
 async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
     """Download or update a model: the async version of `pull`. The next call resumes a canceled download."""
-    return await Awaiting().wait(_pull(model, quant, on_progress))
+    return await AsyncCaller().wait(_pull(model, quant, on_progress))
 
 
 async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -> Path:
@@ -223,5 +223,5 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 
 def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
     """Return a `Model` that is created from the options for model and target. Also return all other options."""
-    rest: Any = dict(options)
-    return Model(ModelLocation(*(rest.pop(name, None) for name in _LOCATION_FIELDS))), rest
+    generation_options: Any = dict(options)
+    return Model(ModelLocation(*(generation_options.pop(name, None) for name in _LOCATION_FIELDS))), generation_options

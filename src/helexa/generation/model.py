@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from helexa.generation.answering import Result, complete, complete_choices, pieces, results
-from helexa.generation.background import Awaiting, Blocking, Caller, across, background, blocking, blocking_each
+from helexa.generation.background import (
+    AsyncCaller,
+    BlockingCaller,
+    Caller,
+    across,
+    background,
+    blocking,
+    blocking_each,
+)
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
 from helexa.generation.files.file_run import FileRun, FileSummary
@@ -135,21 +143,21 @@ class Model:
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
         """Generate a response to a prompt with this model; see `helexa.generate`."""
-        return blocking(self._generate(Blocking(), prompt, n, on_token, options))
+        return blocking(self._generate(BlockingCaller(), prompt, n, on_token, options))
 
     async def agenerate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
         """Generate a response to a prompt with this model: the async version of `generate`; see `helexa.generate`."""
-        return await self._generate(Awaiting(), prompt, n, on_token, options)
+        return await self._generate(AsyncCaller(), prompt, n, on_token, options)
 
     def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
         """Return an iterator over the chunks of this model's response to a prompt; see `helexa.stream`."""
-        return Stream(across(Blocking(), self._pieces(_ask(options).request(prompt))))
+        return Stream(across(BlockingCaller(), self._pieces(_ask(options).request(prompt))))
 
     def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
         """Return an async iterator over the chunks of this model's response to a prompt; see `helexa.astream`."""
-        return AsyncStream(across(Awaiting(), self._pieces(_ask(options).request(prompt))))
+        return AsyncStream(across(AsyncCaller(), self._pieces(_ask(options).request(prompt))))
 
     @overload
     def batch(
@@ -163,7 +171,7 @@ class Model:
 
     def batch(self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]) -> Any:
         """Generate responses to many prompts with this model; see `helexa.batch`."""
-        return blocking(self._batch(Blocking(), prompts, on_error, options))
+        return blocking(self._batch(BlockingCaller(), prompts, on_error, options))
 
     @overload
     async def abatch(
@@ -179,17 +187,17 @@ class Model:
         self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]
     ) -> Any:
         """Generate responses to many prompts with this model: the async version of `batch`; see `helexa.batch`."""
-        return await self._batch(Awaiting(), prompts, on_error, options)
+        return await self._batch(AsyncCaller(), prompts, on_error, options)
 
     def batch_file(self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]) -> FileSummary:
         """Generate responses to the prompts in a file with this model; see `helexa.batch_file`."""
-        return blocking(self._batch_file(Blocking(), prompts, results, options))
+        return blocking(self._batch_file(BlockingCaller(), prompts, results, options))
 
     async def abatch_file(
         self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]
     ) -> FileSummary:
         """Generate responses to the prompts in a file with this model: the async version of `batch_file`."""
-        return await self._batch_file(Awaiting(), prompts, results, options)
+        return await self._batch_file(AsyncCaller(), prompts, results, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
         """Load the model, and return the server or the private engine that runs it.
@@ -202,22 +210,22 @@ class Model:
         Raises:
             HelexaError: the model could not be downloaded or loaded.
         """
-        return blocking(Blocking().wait(self._open(on_progress, self)))
+        return blocking(BlockingCaller().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
         """Load the model, and return the server or the private engine that runs it: the async version of `open`."""
-        return await Awaiting().wait(self._open(on_progress, self))
+        return await AsyncCaller().wait(self._open(on_progress, self))
 
     def close(self) -> None:
         """Unload the model from its private engine, unless another object from `load` still uses the model.
 
         The next request loads the model again. If the model is on a server, do nothing.
         """
-        blocking(Blocking().wait(self._close()))
+        blocking(BlockingCaller().wait(self._close()))
 
     async def aclose(self) -> None:
         """Unload the model from its private engine: the async version of `close`."""
-        await Awaiting().wait(self._close())
+        await AsyncCaller().wait(self._close())
 
     def __enter__(self) -> Self:
         return self

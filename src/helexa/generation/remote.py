@@ -11,7 +11,7 @@ from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.errors import NotReached, Silent, UpstreamError
+from helexa.cortex.upstream.errors import ConnectError, ReadTimeoutError, UpstreamError
 from helexa.generation import environment
 from helexa.generation.completion import Delta, FinishReason, Usage
 from helexa.generation.errors import (
@@ -33,7 +33,7 @@ _MAX_BODY_BYTES = 16 << 20
 _REASONS = ("stop", "length", "tool_calls")
 
 
-class Remote:
+class ServerClient:
     """A client of one server (a gateway or a node). The base URL may end in `/v1`.
 
     Raises:
@@ -188,12 +188,12 @@ class Remote:
 
     def _connection_error(self, error: Exception) -> UnreachableError:
         match error:
-            case NotReached():
+            case ConnectError():
                 # A server that answered earlier may be restarting.
                 return UnreachableError(
                     f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
                 )
-            case Silent():
+            case ReadTimeoutError():
                 return UnreachableError(f"{self.url} stopped answering", retryable=True)
         return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)
 
@@ -210,7 +210,7 @@ class _BusyError(Exception):
 class RemoteTarget:
     """One model on a server. Its methods run requests to the model; see `Target`."""
 
-    def __init__(self, server: Remote, model: str) -> None:
+    def __init__(self, server: ServerClient, model: str) -> None:
         self._server = server
         self.model = model
 

@@ -20,7 +20,7 @@ from helexa.neuron.engine_client.warm_standby import WarmStandby
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines
-    from helexa.generation.remote import Remote
+    from helexa.generation.remote import ServerClient
 
 PRIVATE = "private"
 """Value of `target` that selects a private engine."""
@@ -81,7 +81,7 @@ class Targets:
     def __init__(self) -> None:
         self._cached: dict[tuple[object, ...], Target] = {}
         self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
-        self._remotes: dict[str, Remote] = {}
+        self._remotes: dict[str, ServerClient] = {}
         self._lock = asyncio.Lock()
         self._standby = WarmStandby()
 
@@ -128,11 +128,11 @@ class Targets:
             await self._standby.close()
             raise
 
-    def _remote(self, url: str) -> "Remote":
-        from helexa.generation.remote import Remote
+    def _remote(self, url: str) -> "ServerClient":
+        from helexa.generation.remote import ServerClient
 
         if url not in self._remotes:
-            self._remotes[url] = Remote(url, os.environ.get(environment.API_KEY))
+            self._remotes[url] = ServerClient(url, os.environ.get(environment.API_KEY))
         return self._remotes[url]
 
     def _private_engines(self, location: ModelLocation) -> "PrivateEngines":

@@ -14,9 +14,11 @@ from helexa.core.version import __version__
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.host_group.settings import GroupSettings
 
 app = App(name="neuron", help="Serve models on this machine.", version=f"neuron {__version__}")
 
+Ranks = Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))]
 ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
@@ -44,7 +46,10 @@ def serve(
     model: Annotated[list[str] | None, Parameter(negative=())] = None,
     graphs: bool | None = None,
     overlap: bool | None = None,
+    hosts: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None,
     log_format: Literal["text", "json"] | None = None,
+    tp_smoke: Annotated[bool, Parameter(show=False, negative=())] = False,
+    tp_size: Annotated[Ranks, Parameter(show=False)] = 2,
 ) -> None:
     """Serve models until a signal stops the process.
 
@@ -63,9 +68,19 @@ def serve(
         On a GPU, run decode steps as CUDA graphs; overrides the configuration (yes).
     overlap
         Launch each step before the previous step's output is read; overrides the configuration (on GPUs).
+    hosts
+        Number of hosts that compute models together (a host group). RANK, MASTER_ADDR and MASTER_PORT name this host's
+        number and host 0; NEURON_GROUP__INTERFACE and NEURON_GROUP__SECRET_FILE are required as well.
     log_format
         Log plain text lines or JSON objects; overrides the configuration (text).
+    tp_smoke
+        Run `neuron smoke` instead. Former name of the command.
+    tp_size
+        Former name of the option `--ranks` of `neuron smoke`.
     """
+    if tp_smoke:
+        smoke(ranks=tp_size, config=config)
+        return
     import logging
 
     from helexa.core import logs
@@ -90,12 +105,24 @@ def serve(
     logs.configure(log_format or settings.log.format, settings.log.level)
     log_unknown_variables()
     _prepare_engines(settings)
+    group = _group_settings(settings, hosts)
+    if group is not None and group.host:
+        from helexa.neuron.host_group.member import run_member
+
+        run_member(group, settings)
+        return
     listener = _listen(settings.host, settings.port)
+    membership = None
+    if group is not None:
+        from helexa.neuron.host_group.membership import Membership
+
+        membership = Membership(group)
+        membership.start()
     log = logging.getLogger("helexa.neuron")
     log.info("listening on http://%s:%d", settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
-    NodeServer(create_app(settings)).run(listener)
+    NodeServer(create_app(settings, group=membership)).run(listener)
 
 
 @app.command
@@ -126,7 +153,7 @@ def doctor(
 def smoke(
     model: str = "helexa/small",
     *,
-    ranks: Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))] = 2,
+    ranks: Ranks = 2,
     config: ConfigPath = None,
 ) -> None:
     """Test whether this machine can divide a model among several processes (tensor parallelism).
@@ -164,6 +191,21 @@ def _prepare_engines(settings: "NeuronConfig") -> None:
 
     if settings.cache.dir is not None:
         os.environ["HELEXA_CACHE"] = str(cache_root(settings.cache.dir).absolute())
+
+
+def _group_settings(settings: "NeuronConfig", hosts: int | None) -> "GroupSettings | None":
+    """Return the settings of the host group; None if the node has no group.
+
+    Args:
+        hosts: number of hosts from the command line, which overrides the configuration.
+    """
+    from helexa.neuron.config import GroupConfig
+    from helexa.neuron.host_group.settings import group_settings
+
+    if hosts is not None:
+        settings.group = settings.group or GroupConfig()
+        settings.group.world_size = hosts
+    return None if settings.group is None else group_settings(settings.group, os.environ)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,6 +18,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.engine.ipc.messages import DEBUG_FAULT, PLAN_LOG, Activations, EngineOptions, PrefixReuse, StepTiming
+from helexa.neuron.hardware.numa import NUMA_FOLDER
 from helexa.neuron.ops.constants import MAX_RANKS, Kernels
 
 ENV_PREFIX = "NEURON_"
@@ -151,6 +152,8 @@ class TorchConfig(Section):
             Default: 128, or 2048 on a CUDA device. The engine uses fewer tokens if such a step would take too long.
         tensor_parallel: default number of processes (ranks) that compute a model together. A load request may set
             another number. Only CPUs support more than one rank.
+        pipeline_parallel: default number of hosts of the group that compute a model together. A load request may set
+            another number. Default: all hosts.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -175,6 +178,7 @@ class TorchConfig(Section):
     graphs: bool = True
     overlap: bool | None = None
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
+    pipeline_parallel: int | None = Field(default=None, ge=1)
     step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
@@ -184,6 +188,7 @@ class TorchConfig(Section):
         step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
         defaults = {
             "device": device,
+            "pipeline_parallel": self.pipeline_parallel or 1,
             "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
             "max_prefill_beside_decode": (
                 prefill_beside_decode if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
@@ -301,4 +306,6 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
 
 def log_unknown_variables() -> None:
     """Log one line with the names of the `NEURON_` environment variables that match no option and have no effect."""
-    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))
+    variables.log_unknown_variables(
+        NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=(DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG)
+    )

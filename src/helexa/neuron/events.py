@@ -4,7 +4,7 @@ A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`
 `PromptCounted` comes before the first `OutputEvent`.
 
 If a request has several answers, several runs generate them, and the events of these runs are merged into one stream.
-In this stream, the `OutputEvent` and `Finished` events are wrapped in `OfChoice`, which contains the answer's index.
+In this stream, the `OutputEvent` and `Finished` events are wrapped in `ChoiceEvent`, which contains the answer's index.
 The last event is a `Finished` that is not wrapped. It contains the total token counts.
 """
 
@@ -128,11 +128,11 @@ class Failed(msgspec.Struct, frozen=True):
 OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | WasReasoning
 
 
-class OfChoice(msgspec.Struct, frozen=True):
+class ChoiceEvent(msgspec.Struct, frozen=True):
     """An event of one answer of a request that has several answers. `index` is the index of the answer, from 0."""
 
     index: int
     event: OutputEvent | Finished
 
 
-InferenceEvent = Started | PromptCounted | OutputEvent | OfChoice | Finished | Failed
+InferenceEvent = Started | PromptCounted | OutputEvent | ChoiceEvent | Finished | Failed

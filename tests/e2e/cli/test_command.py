@@ -69,7 +69,7 @@ def test_doctor_explains_device_and_dtype(helexa, tmp_path):
     nowhere = {"PATH": "/nonexistent", "CC": "/nonexistent/cc", "HF_HUB_OFFLINE": "1"}
     result = helexa("doctor", "--json", HELEXA_CACHE=str(tmp_path), HELEXA_FORCE_F32="1", **nowhere)
     assert (result.returncode, result.stderr) == (0, "")
-    texts = [finding["text"] for finding in json.loads(result.stdout)["findings"]]
+    texts = [result["text"] for result in json.loads(result.stdout)["findings"]]
     (chosen,) = [text for text in texts if text.startswith("models run on ")]
     assert " in float32 (" in chosen
     assert not [text for text in texts if "free to listen on" in text]

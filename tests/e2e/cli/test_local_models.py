@@ -18,7 +18,7 @@ from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import downloaded_models
 from helexa.neuron.sources.sources import Sources
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 
 WEIGHTS = bytes(range(256)) * 4000
 SHARDS = {f"model-{number:05}-of-00006.safetensors": b"%d" % number * 50_000 for number in range(1, 7)}
@@ -72,7 +72,7 @@ def test_pull_prints_only_the_path(helexa, hub, tmp_path):
 
 def test_concurrent_pulls_share_one_download(environ, hub):
     for name in SHARDS:
-        hub.trouble(name, Trouble(pace=0.02))
+        hub.inject(name, Fault(pace=0.02))
     command = [sys.executable, "-m", "helexa", "pull", "org/dense"]
     both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = (process.communicate(timeout=60)[0] for process in both)
@@ -83,10 +83,10 @@ def test_concurrent_pulls_share_one_download(environ, hub):
 @pytest.mark.parametrize(
     ("setup", "code", "message"),
     [
-        (lambda hub: hub.refusals.update({"org/tiny": (403, "GatedRepo")}), 4, "is gated at"),
-        (lambda hub: hub.refusals.update({"org/tiny": (401, "")}), 4, "is private or does not exist at"),
+        (lambda hub: hub.error_responses.update({"org/tiny": (403, "GatedRepo")}), 4, "is gated at"),
+        (lambda hub: hub.error_responses.update({"org/tiny": (401, "")}), 4, "is private or does not exist at"),
         (lambda hub: hub.repositories.pop("org/tiny"), 4, "does not exist at"),
-        (lambda hub: hub.trouble("tiny-Q4_K_M.gguf", Trouble(body=WEIGHTS)), 1, "but"),
+        (lambda hub: hub.inject("tiny-Q4_K_M.gguf", Fault(body=WEIGHTS)), 1, "but"),
         (lambda hub: hub.stop(), 3, "refuses connections: nothing listens there"),
     ],
     ids=["gated", "private", "missing", "wrong hash", "unreachable"],
@@ -284,7 +284,7 @@ def test_show_gguf_file(helexa, smollm2_gguf):
     shown = json.loads(helexa("show", str(smollm2_gguf), "--json").stdout)
     assert (shown["architecture"], shown["weights"]) == ("llama", "GGUF, Q4_1")
     assert (shown["parameters"], shown["context_length"]) == (134_515_008, 8192)
-    assert (shown["licence"], shown["tools"], shown["trouble"]) == ("apache-2.0", False, "")
+    assert (shown["licence"], shown["tools"], shown["problem"]) == ("apache-2.0", False, "")
 
 
 def test_bash_completes_commands_and_models(helexa, environ, fetch, tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 SMALL = {"id": "helexa/small", "status": "loaded", "limit": {"context": 8192}, "servable": {"ok": True}}
+WIDE = {"id": "org/wide", "status": "loaded", "tensor_parallel": 2, "servable": {"ok": True}}
 SICK = {"id": "org/sick", "status": "loaded", "servable": {"ok": False, "reason": "engine_down", "detail": "it ended"}}
 LOAD = {"id": "helexa/small", "in_flight": 2, "queue_depth": 1, "tok_s_decode": 41.25}
 ACTIVATION = {
@@ -20,7 +21,7 @@ NODE = {
     "name": "beast",
     "endpoint": "http://10.0.0.1:13131",
     "healthy": True,
-    "models": [SMALL, SICK],
+    "models": [SMALL, WIDE, SICK],
     "load": [LOAD],
     "activation": ACTIVATION,
     "discovery": DISCOVERY,
@@ -34,13 +35,14 @@ def test_ps_prints_a_table(helexa, gateway):
     lines = [line.split("  ") for line in result.stdout.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells == [
-        ["MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S"],
-        ["helexa/small", "beast", "loaded", "8192", "2", "1", "41.2"],
-        ["org/sick", "beast", "engine_down", "-", "-", "-", "-"],
-        ["org/next", "beast", "download 43%", "-", "-", "-", "-"],
-        ["org/later", "beast", "pending", "-", "-", "-", "-"],
-        ["org/broken", "beast", "failed", "-", "-", "-", "-"],
-        ["org/old", "attic", "node down", "-", "-", "-", "-"],
+        ["MODEL", "NODE", "STATE", "RANKS", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S"],
+        ["helexa/small", "beast", "loaded", "-", "8192", "2", "1", "41.2"],
+        ["org/wide", "beast", "loaded", "2", "-", "-", "-", "-"],
+        ["org/sick", "beast", "engine_down", "-", "-", "-", "-", "-"],
+        ["org/next", "beast", "download 43%", "-", "-", "-", "-", "-"],
+        ["org/later", "beast", "pending", "-", "-", "-", "-", "-"],
+        ["org/broken", "beast", "failed", "-", "-", "-", "-", "-"],
+        ["org/old", "attic", "node down", "-", "-", "-", "-", "-"],
     ]
 
 
@@ -51,12 +53,13 @@ def test_ps_as_json(helexa, gateway):
         "model": "helexa/small",
         "node": "beast",
         "state": "loaded",
+        "ranks": None,
         "context": 8192,
         "in_flight": 2,
         "waiting": 1,
         "tok_s": 41.25,
     }
-    assert rows[1]["tok_s"] is None
+    assert (rows[1]["ranks"], rows[1]["tok_s"]) == (2, None)
 
 
 def test_empty_list_is_noted_on_stderr(helexa, gateway):
@@ -72,6 +75,7 @@ def test_status_as_text(helexa, gateway):
         "",
         "beast (http://10.0.0.1:13131): answers, no accelerator, 8 CPU cores, 64.0 GiB of memory",
         "  helexa/small: loaded, answering 2, 1 waiting",
+        "  org/wide: loaded on 2 ranks, idle",
         "  org/sick: cannot answer (it ended)",
         "  org/next: download, 43% done",
         "  org/later: waits to be loaded",

@@ -9,7 +9,7 @@ from clients.recording_proxy import ForwardedRequest, Wiretap
 from clients.scripted_stack import saying_stack
 from npm import NODE, NODE_PATH, installed
 
-PATIENCE_SECONDS = 120  # a limit for a busy machine; no test measures time with it
+TIMEOUT_SECONDS = 120  # a limit for a busy machine; no test measures time with it
 
 
 @dataclass
@@ -62,7 +62,7 @@ async def run(agent: Agent, home: Path) -> Outcome:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 output, _ = await process.communicate()
         finally:
             if process.returncode is None:

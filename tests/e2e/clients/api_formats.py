@@ -66,7 +66,7 @@ class Result:
     reasoning: int
 
 
-class Dialect(Protocol):
+class ApiFormat(Protocol):
     """Sends a request in one API format and parses the response."""
 
     async def __call__(self, stack: SayingStack, request: Request, *, stream: bool) -> Result: ...
@@ -248,7 +248,7 @@ async def messages(stack: SayingStack, request: Request, *, stream: bool) -> Res
     return Result([completion], prompt, usage.output_tokens, details.thinking_tokens if details else 0)
 
 
-DIALECTS: dict[str, Dialect] = {
+API_FORMATS: dict[str, ApiFormat] = {
     "chat": chat,
     "completions": completions,
     "responses": responses,

@@ -18,22 +18,22 @@ import openai
 import psutil
 
 MODEL = "helexa/small"
-PATIENCE_SECONDS = 120.0  # a limit for a busy machine; no test measures time with it
+TIMEOUT_SECONDS = 120.0  # a limit for a busy machine; no test measures time with it
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "OPENAI_")
 
 
 class Server:
-    """One server process and its log."""
+    """One server process and its log. `variables` are added to its environment."""
 
-    def __init__(self, module: str, arguments: Iterable[str], log: Path) -> None:
+    def __init__(self, module: str, arguments: Iterable[str], log: Path, **variables: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
         self.log = log
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env=environ,
+                env=environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -41,7 +41,7 @@ class Server:
 
     def until(self, condition: Callable[[], Any], description: str) -> Any:
         """Wait until `condition()` is true and return its value."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"the server ended by itself:\n{self.log.read_text()}"
             if outcome := condition():
@@ -56,7 +56,7 @@ class Server:
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(PATIENCE_SECONDS)
+            return self.process.wait(TIMEOUT_SECONDS)
         finally:
             self.process.kill()
             self.process.wait()
@@ -157,7 +157,7 @@ class Stack:
         return openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(trust_env=False), **self._client_options())
 
     def _client_options(self) -> dict[str, Any]:
-        return {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, "timeout": PATIENCE_SECONDS}
+        return {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, "timeout": TIMEOUT_SECONDS}
 
     def _start(self, name: str, *arguments: str) -> Server:
         server = Server(f"helexa.{name}", arguments, self._folder / f"{name}.log")
@@ -173,7 +173,7 @@ def free_port() -> int:
 
 def read(url: str) -> str:
     """Return the text at a URL."""
-    with _direct.open(url, timeout=PATIENCE_SECONDS) as response:
+    with _direct.open(url, timeout=TIMEOUT_SECONDS) as response:
         return response.read().decode()
 
 
@@ -190,7 +190,7 @@ def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
-        with _direct.open(request, timeout=PATIENCE_SECONDS) as response:
+        with _direct.open(request, timeout=TIMEOUT_SECONDS) as response:
             return response.status, dict(response.headers), json.load(response)
     except urllib.error.HTTPError as error:
         with error:

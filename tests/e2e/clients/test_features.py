@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from clients.api_formats import DIALECTS, MIN_BUDGET, Completion, Request
+from clients.api_formats import API_FORMATS, MIN_BUDGET, Completion, Request
 from clients.scripted_engine import say
 from clients.scripted_stack import SayingStack, saying_stack
 
@@ -166,19 +166,19 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sayin
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("dialect", "name"),
-    [(dialect, name) for dialect in DIALECTS for name in CASES if (dialect, name) not in UNSUPPORTED],
+    ("api_format", "name"),
+    [(api_format, name) for api_format in API_FORMATS for name in CASES if (api_format, name) not in UNSUPPORTED],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_feature_works(stack: SayingStack, dialect: str, name: str, stream: bool) -> None:
-    case, send = CASES[name], DIALECTS[dialect]
-    if rejection := REJECTED.get((dialect, name)):
+async def test_feature_works(stack: SayingStack, api_format: str, name: str, stream: bool) -> None:
+    case, send = CASES[name], API_FORMATS[api_format]
+    if rejection := REJECTED.get((api_format, name)):
         status, code, message = rejection
         with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match=message) as caught:
             await send(stack, case.request, stream=stream)
         body: Any = caught.value.body
         assert caught.value.status_code == status
-        assert dialect == "messages" or body["code"] == code  # Anthropic's errors have no codes
+        assert api_format == "messages" or body["code"] == code  # Anthropic's errors have no codes
         return
     earlier = len(stack.received_requests())
     result = await send(stack, case.request, stream=stream)
@@ -188,7 +188,7 @@ async def test_feature_works(stack: SayingStack, dialect: str, name: str, stream
     assert case.discarded_tokens is None or result.completion_tokens == generated - case.discarded_tokens
     has_reasoning = case.completion.reasoning or received[0]["prompt"].endswith("<think>\n")  # ending it takes a token
     assert 0 < result.reasoning <= result.completion_tokens if has_reasoning else result.reasoning == 0
-    completion = case.message if case.message and dialect == "messages" and not stream else case.completion
+    completion = case.message if case.message and api_format == "messages" and not stream else case.completion
     assert result.completions == [completion] * (case.request.n or 1)
     for request in received:
         assert [text for text in case.in_prompt if text not in request["prompt"]] == []
@@ -200,5 +200,5 @@ async def test_feature_works(stack: SayingStack, dialect: str, name: str, stream
 
 
 def test_rejected_features_are_cases() -> None:
-    cases = {(dialect, name) for dialect in DIALECTS for name in CASES} - UNSUPPORTED
+    cases = {(api_format, name) for api_format in API_FORMATS for name in CASES} - UNSUPPORTED
     assert REJECTED.keys() <= cases

@@ -37,7 +37,7 @@ async def spent(cortex: Cortex) -> int:
     """Return what the key has spent, after all reservations are settled."""
     ledger = cortex.gateway.ledger
     await eventually(lambda: not ledger.open)
-    return (await ledger.budget(cortex.gateway.gatekeeper.static[0].principal)).spent
+    return (await ledger.budget(cortex.gateway.authenticator.static[0].principal)).spent
 
 
 def generated(node: Node) -> bool:

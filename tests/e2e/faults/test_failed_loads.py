@@ -8,7 +8,7 @@ import pytest
 from clients.stack import MODEL, Stack, get, post
 from faults import bad_models
 from faults.conftest import AWAY, GONE, HALF
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -68,22 +68,22 @@ def test_unreachable_source_is_reported(stack: Stack):
 
 
 @pytest.mark.parametrize(
-    ("file", "trouble", "kind", "words"),
+    ("file", "fault", "kind", "message"),
     [
-        ("small-Q8_0.gguf", Trouble(body=b"?" * 25600), "invalid_source", "the received bytes were discarded"),
-        ("small-Q8_0.gguf", Trouble(status=404), "repo_refused", "does not exist at http://127.0.0.1:"),
-        ("list", Trouble(status=401), "repo_refused", "is private or does not exist at http://127.0.0.1:"),
-        ("list", Trouble(body=b"?"), "repo_refused", "which does not speak the protocol of the Hugging Face Hub"),
+        ("small-Q8_0.gguf", Fault(body=b"?" * 25600), "invalid_source", "the received bytes were discarded"),
+        ("small-Q8_0.gguf", Fault(status=404), "repo_refused", "does not exist at http://127.0.0.1:"),
+        ("list", Fault(status=401), "repo_refused", "is private or does not exist at http://127.0.0.1:"),
+        ("list", Fault(body=b"?"), "repo_refused", "which does not speak the protocol of the Hugging Face Hub"),
     ],
     ids=["wrong-hash", "404", "401", "no-hub"],
 )
 def test_hub_error_or_damaged_download_is_reported(
-    stack: Stack, hub: FakeHub, file: str, trouble: Trouble, kind: str, words: str
+    stack: Stack, hub: FakeHub, file: str, fault: Fault, kind: str, message: str
 ):
-    hub.trouble(file, trouble)
+    hub.inject(file, fault)
     status, error = load(stack, "hub:org/small")
     assert (status, error["kind"], error["model_id"]) == (422, kind, "org/small")
-    assert words in error["message"]
+    assert message in error["message"]
     assert "\n" not in error["message"]
 
 

@@ -231,18 +231,20 @@ async def crowd(fleet: Fleet, requests: int, at_once: int, chance: random.Random
     """Send many requests, at most `at_once` concurrently. Some clients disconnect early."""
     slots = asyncio.Semaphore(at_once)
 
-    async def send(stream: bool, session: str, patience: float) -> None:
+    async def send(stream: bool, session: str, timeout_secs: float) -> None:
         async with slots:
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout_secs):
                     await fleet.send(stream=stream, session=session)
             except TimeoutError:
                 fleet.outcomes["hung up"] += 1
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(requests):
-            patience = chance.choice([0.005, 0.05]) if chance.random() < 0.1 else 60.0
-            tasks.create_task(send(chance.random() < 0.5, f"s{number % 7}" if chance.random() < 0.5 else "", patience))
+            timeout_secs = chance.choice([0.005, 0.05]) if chance.random() < 0.1 else 60.0
+            tasks.create_task(
+                send(chance.random() < 0.5, f"s{number % 7}" if chance.random() < 0.5 else "", timeout_secs)
+            )
 
 
 async def recovered(fleet: Fleet) -> None:
@@ -283,10 +285,10 @@ async def test_random_failures_of_all_nodes(seed: int) -> None:
                     await host.start()
                 await asyncio.sleep(0.03)
 
-        trouble = asyncio.create_task(inject_failures())
+        injector = asyncio.create_task(inject_failures())
         await crowd(fleet, 300, 40, chance)
         over.set()
-        await trouble
+        await injector
         assert fleet.outcomes["answered"] > 100, fleet.outcomes
         assert sum(fleet.outcomes.values()) == 300
         for host in fleet.hosts:

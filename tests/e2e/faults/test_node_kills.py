@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from clients.stack import MODEL, PATIENCE_SECONDS, Server, free_port, get, post
+from clients.stack import MODEL, TIMEOUT_SECONDS, Server, free_port, get, post
 from helexa.neuron.cache_folder import cache_root
 from neuron.fake_hub import FakeHub
 from nightly import cases
@@ -82,7 +82,7 @@ class Node:
 
     def completion(self, source: str) -> str:
         """Load the model if necessary, and return the completion of the reference request."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             status, body = self.send()
             if status == 200:
@@ -124,7 +124,7 @@ def in_background(work: Callable[[], object]) -> Iterator[list[object]]:
     try:
         yield outcome
     finally:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
 
 

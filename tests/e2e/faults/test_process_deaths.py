@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from clients.stack import MODEL, PATIENCE_SECONDS, Stack, get, post
+from clients.stack import MODEL, TIMEOUT_SECONDS, Stack, get, post
 
 LONG = {
     "model": MODEL,
@@ -28,7 +28,7 @@ async def responses_while_killed(stack: Stack, victim: psutil.Process) -> tuple[
     Return the events of the stream, and the status and body of the second request. Asserts that OpenAI's client
     raises an error.
     """
-    timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
 
         async def ask() -> tuple[int, Any]:
@@ -65,7 +65,7 @@ async def read_with_openai(stack: Stack) -> openai.APIError:
 def responses_until(stack: Stack, status: int) -> list[tuple[int, dict[str, str], Any]]:
     """Repeat a request until its status is `status`. Return all responses, including the last."""
     responses = []
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         responses.append(post(f"{stack.url}/v1/chat/completions", SHORT))
         if responses[-1][0] == status:
@@ -106,7 +106,7 @@ async def test_engine_death_during_requests(stack: Stack):
 async def test_node_death_during_requests(stack: Stack):
     engine = stack.engine()
     events, status, body = await responses_while_killed(stack, psutil.Process(stack.node.process.pid))
-    assert stack.node.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL  # and is not a zombie
+    assert stack.node.process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL  # and is not a zombie
     *_, error, done = events
     assert json.loads(error)["error"]["code"] == "upstream_connection_error"
     assert done == "[DONE]"

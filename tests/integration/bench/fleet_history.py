@@ -75,7 +75,7 @@ def scenarios() -> list[ScenarioKey]:
 
 
 def write(path: Path, runs: int = 50_000, seed: int = 1) -> None:
-    """Fill a new database with about `runs` runs: five per cell, over as many builds as that number needs."""
+    """Fill a new database with about `runs` runs: five per configuration, over as many builds as that number needs."""
     rng = random.Random(seed)
     keys = scenarios()
     builds = max(2, round(runs / (len(MACHINES) * len(MODELS) * len(keys) * 5.05)))
@@ -255,21 +255,29 @@ def _requests(connection: Any, rng: random.Random) -> None:
 
 
 def add_alert(path: Path) -> None:
-    """Add one confirmed and one dismissed alert about the newest cells of `beast`."""
+    """Add one confirmed and one dismissed alert about the newest configurations of `beast`."""
     with Store(path) as store:
         with store.transaction() as connection:
-            cells = connection.execute(
+            configurations = connection.execute(
                 "SELECT target_id, host_id, build_id, model_id, scenario_id, started_ms FROM run"
                 " WHERE target_id = (SELECT id FROM target WHERE name = 'beast') AND ok GROUP BY scenario_id"
                 " ORDER BY started_ms DESC LIMIT 2"
             ).fetchall()
-        for cell, state in zip(cells, ("confirmed", "dismissed"), strict=True):
-            columns = {name: cell[name] for name in cell.keys() if name != "started_ms"}  # noqa: SIM118
+        for configuration, state in zip(configurations, ("confirmed", "dismissed"), strict=True):
+            columns = {name: configuration[name] for name in configuration.keys() if name != "started_ms"}  # noqa: SIM118
             numbers = {"ratio": 1.09, "ratio_low": 1.05, "ratio_high": 1.12, "threshold": 0.03, "samples": 8}
-            moments = {"raised_ms": cell["started_ms"], "updated_ms": cell["started_ms"], "delivered_ms": None}
+            moments = {
+                "raised_ms": configuration["started_ms"],
+                "updated_ms": configuration["started_ms"],
+                "delivered_ms": None,
+            }
             labels = {"metric": "tpot_s", "state": state, "verdict": "regressed"}
             store.put_alert(
-                columns | numbers | moments | labels | {"baseline_samples": 25, "baseline_builds": [cell["build_id"]]}
+                columns
+                | numbers
+                | moments
+                | labels
+                | {"baseline_samples": 25, "baseline_builds": [configuration["build_id"]]}
             )
 
 

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from bench.virtual_time import VirtualClock
-from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import TargetKind
 
 
@@ -103,7 +103,7 @@ async def client_of(server: ScriptedServer, kind: TargetKind = "openai", **optio
         path = Path(folder) / "s"
         await web.UnixSite(runner, str(path)).start()
         async with open_session(aiohttp.UnixConnector(str(path), limit=0)) as session:
-            yield Client(session, "http://server", dialect_of(kind), VirtualClock(), **options)
+            yield Client(session, "http://server", api_format_of(kind), VirtualClock(), **options)
         await runner.cleanup()
 
 

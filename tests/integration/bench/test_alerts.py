@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from helexa.bench.alerts import Watch
+from helexa.bench.alerts import AlertMonitor
 from helexa.bench.config import AlertsSection
-from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
+from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.rows import Sample
 from helexa.bench.store.store import Store, now_ms
@@ -31,11 +31,11 @@ class Bench:
         self._rng = random.Random(4)
         self._config = AlertsSection(metrics=["tpot_s"], **options)
         self._archive = archive
-        self.watch = Watch(self._config, store, archive, SAMPLES)
+        self.monitor = AlertMonitor(self._config, store, archive, SAMPLES)
         self.calendar_ms = 0
 
-    def cell(self, build: int) -> Cell:
-        return Cell(
+    def configuration(self, build: int) -> Configuration:
+        return Configuration(
             Target("beast", "neuron", "http://beast"),
             Host("beast"),
             Build("helexa", f"build{build}"),
@@ -44,18 +44,18 @@ class Bench:
         )
 
     def top_up(self, build: int, tpot: float) -> int:
-        """Record the samples that the watch wants of a build; return how many samples the build then has."""
-        cell = self.cell(build)
-        wanted = self.watch.wanted(cell)
-        for _ in range(wanted - self._store.count(cell).good):
+        """Record the samples that the monitor wants of a build; return how many samples the build then has."""
+        configuration = self.configuration(build)
+        wanted = self.monitor.wanted(configuration)
+        for _ in range(wanted - self._store.count(configuration).good):
             value = tpot * self._rng.gauss(1, 0.01)
             sample = Sample(now_ms() + self.calendar_ms, 0.0, 1.0, None, True, columns={"tpot_s": value})
-            self._store.record(cell, sample)
+            self._store.record(configuration, sample)
         return wanted
 
     def restart(self) -> None:
-        """Replace the watch, as a restart of the daemon does."""
-        self.watch = Watch(self._config, self._store, self._archive, SAMPLES)
+        """Replace the monitor, as a restart of the daemon does."""
+        self.monitor = AlertMonitor(self._config, self._store, self._archive, SAMPLES)
 
 
 @pytest.fixture
@@ -68,54 +68,54 @@ def database(tmp_path: Path) -> Iterator[tuple[Store, Archive]]:
 def settle(bench: Bench, builds: int) -> None:
     for number in range(builds):
         bench.top_up(number, 0.010)
-        assert bench.watch.review().suspected == 0
+        assert bench.monitor.review().suspected == 0
 
 
 def test_slow_build_is_resampled_and_reported_once(database):
     bench = Bench(*database)
     settle(bench, 4)
     assert bench.top_up(4, 0.0109) == SAMPLES
-    first = bench.watch.review()
+    first = bench.monitor.review()
     assert (first.suspected, first.regressed) == (1, [])
     assert bench.top_up(4, 0.0109) == SAMPLES + 3
-    second = bench.watch.review()
+    second = bench.monitor.review()
     assert second.suspected == 0
     (alert,) = second.regressed
     assert (alert.build, alert.metric, alert.samples) == ("build4", "tpot_s", 8)
     assert alert.ratio == pytest.approx(1.09, abs=0.02)
-    assert bench.watch.review().regressed == []
+    assert bench.monitor.review().regressed == []
     for build in range(5, 8):  # the new level is known and raises no further alert
         bench.top_up(build, 0.0109)
-        review = bench.watch.review()
+        review = bench.monitor.review()
         assert (review.suspected, review.regressed, review.improved) == (0, [], [])
     bench.top_up(8, 0.010)
-    assert bench.watch.review().suspected == 1
+    assert bench.monitor.review().suspected == 1
     bench.top_up(8, 0.010)
-    assert [alert.build for alert in bench.watch.review().improved] == ["build8"]
+    assert [alert.build for alert in bench.monitor.review().improved] == ["build8"]
 
 
 def test_suspicion_is_dismissed_when_new_samples_are_normal(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.0109)
-    assert bench.watch.review().suspected == 1
+    assert bench.monitor.review().suspected == 1
     bench.top_up(4, 0.010)
-    review = bench.watch.review()
+    review = bench.monitor.review()
     assert (review.suspected, review.regressed) == (0, [])
     (row,) = database[1].reader.alerts()
     assert row.state == "dismissed"
-    assert bench.watch.wanted(bench.cell(4)) == SAMPLES
+    assert bench.monitor.wanted(bench.configuration(4)) == SAMPLES
 
 
 def test_suspicion_survives_restart(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.012)
-    bench.watch.review()
+    bench.monitor.review()
     bench.restart()
-    assert bench.watch.review().suspected == 1
+    assert bench.monitor.review().suspected == 1
     bench.top_up(4, 0.012)
-    assert len(bench.watch.review().regressed) == 1
+    assert len(bench.monitor.review().regressed) == 1
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
@@ -127,17 +127,17 @@ def test_wall_clock_jump_does_not_change_a_review(database, ahead_ms, then_ms):
     settle(bench, 4)
     bench.calendar_ms = ahead_ms
     bench.top_up(4, 0.0109)
-    assert bench.watch.review().suspected == 1
-    waiting = bench.watch.review()
+    assert bench.monitor.review().suspected == 1
+    waiting = bench.monitor.review()
     assert (waiting.suspected, waiting.regressed) == (1, [])
     bench.calendar_ms = then_ms
     assert bench.top_up(4, 0.010) == SAMPLES + 3  # the first samples were slow by chance
-    assert (bench.watch.review().suspected, database[1].reader.alerts()[0].state) == (0, "dismissed")
+    assert (bench.monitor.review().suspected, database[1].reader.alerts()[0].state) == (0, "dismissed")
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(SAMPLES - 1, True), (SAMPLES, False)])
 def test_too_small_samples_setting_logs_a_warning(database, caplog, samples, warned):
-    Watch(AlertsSection(), *database, samples)
+    AlertMonitor(AlertsSection(), *database, samples)
     assert ("a verdict needs 5 samples of a build" in caplog.text) == warned
 
 
@@ -155,10 +155,10 @@ async def test_webhook_is_retried_until_it_succeeds(database):
         bench = Bench(*database, webhook=str(server.make_url("/hook")))
         settle(bench, 4)
         bench.top_up(4, 0.012)
-        bench.watch.review()
+        bench.monitor.review()
         bench.top_up(4, 0.012)
-        bench.watch.review()
-        assert [await bench.watch.deliver() for _ in range(3)] == [0, 1, 0]
+        bench.monitor.review()
+        assert [await bench.monitor.deliver() for _ in range(3)] == [0, 1, 0]
     assert payloads[0] == payloads[1]
     assert payloads[0]["event"] == "regressed"
     assert payloads[0]["build"] == "build4"
@@ -169,9 +169,9 @@ async def test_unreachable_webhook_is_logged(database, caplog):
     bench = Bench(*database, webhook="http://127.0.0.1:9/secret-path")
     settle(bench, 4)
     bench.top_up(4, 0.012)
-    bench.watch.review()
+    bench.monitor.review()
     bench.top_up(4, 0.012)
-    bench.watch.review()
-    assert await bench.watch.deliver() == 0
+    bench.monitor.review()
+    assert await bench.monitor.deliver() == 0
     assert "webhook_failed" in caplog.text
     assert "secret-path" not in caplog.text

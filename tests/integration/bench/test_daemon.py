@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clients.stack import PATIENCE_SECONDS, free_port
+from clients.stack import TIMEOUT_SECONDS, free_port
 from helexa.bench.store.reader import Reader
 
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "BENCH_", "XDG_")
@@ -48,13 +48,13 @@ class Process:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(PATIENCE_SECONDS)
+            self.process.wait(TIMEOUT_SECONDS)
         finally:
             self.process.kill()
 
     def until(self, condition: Callable[[], Any], description: str) -> Any:
         """Wait until `condition()` is true and return its value."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             if outcome := condition():
@@ -161,7 +161,7 @@ def test_daemon_skips_full_samples_and_measures_a_new_build(up: Up, tmp_path: Pa
         new = old | {("node", _NEW[:7], name): 1 for name in _NAMES}
         daemon.until(lambda: counts(database) == new, "the new build is measured")
         daemon.process.terminate()
-        assert daemon.process.wait(PATIENCE_SECONDS) == 0
+        assert daemon.process.wait(TIMEOUT_SECONDS) == 0
     with Reader(database) as reader:
         runs = reader.runs(target="node", sha=_NEW[:7], scenario=WARM, ok=True)
         assert all(run.completion_tokens == 4 and run.ttft_s and run.tpot_s and run.cached_tokens for run in runs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helexa.bench import report
-from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
 from helexa.bench.measurement.measures import measure_run
 from helexa.bench.measurement.request_record import Delta, RequestRecord
 from helexa.bench.pages import charts, views
@@ -20,7 +20,7 @@ from helexa.bench.results.runs import runs
 from helexa.bench.store.rows import Sample
 from helexa.bench.store.store import Store, now_ms
 
-CELL = Cell(
+CONFIGURATION = Configuration(
     Target("a", "neuron", "http://a:13131"),
     Host("beast", driver_version="595", gpus=(Gpu("RTX 5090", 32607),)),
     Build("helexa", "abc1234", version="0.1.0"),
@@ -42,10 +42,10 @@ def archive(store: Store, tmp_path: Path) -> Iterator[Archive]:
         yield archive
 
 
-def record_samples(store: Store, cell: Cell, tpot: float, **columns: float) -> None:
+def record_samples(store: Store, configuration: Configuration, tpot: float, **columns: float) -> None:
     for number in range(5):
         row = {"tpot_s": tpot * (1 + number / 1000), **columns}
-        store.record(cell, Sample(now_ms(), 0.0, 1.0, None, True, columns=row))
+        store.record(configuration, Sample(now_ms(), 0.0, 1.0, None, True, columns=row))
 
 
 def page(archive: Archive, name: str, **query: object) -> str:
@@ -61,8 +61,8 @@ def page(archive: Archive, name: str, **query: object) -> str:
     ("change", "text"),
     [
         ({"target": Target("b", "neuron", "http://b:13131")}, "target a → b"),
-        ({"host": Host("beast", driver_version="600", gpus=CELL.host.gpus)}, "driver 595 → 600"),
-        ({"host": replace(CELL.host, gpus=CELL.host.gpus * 2)}, "device RTX 5090 → 2× RTX 5090"),
+        ({"host": Host("beast", driver_version="600", gpus=CONFIGURATION.host.gpus)}, "driver 595 → 600"),
+        ({"host": replace(CONFIGURATION.host, gpus=CONFIGURATION.host.gpus * 2)}, "device RTX 5090 → 2× RTX 5090"),
         ({"model": Model("m", {"quant": "q4_0"})}, "quant q8_0 → q4_0"),
         ({"scenario": ScenarioKey("single:cold:128", "single", {"max_tokens": 64})}, "max_tokens 256 → 64"),
     ],
@@ -70,8 +70,8 @@ def page(archive: Archive, name: str, **query: object) -> str:
 def test_comparison_warns_of_differences_besides_the_build(
     store: Store, archive: Archive, change: dict[str, object], text: str
 ) -> None:
-    record_samples(store, CELL, 0.1)
-    record_samples(store, replace(CELL, build=NEXT, **change), 0.2)
+    record_samples(store, CONFIGURATION, 0.1)
+    record_samples(store, replace(CONFIGURATION, build=NEXT, **change), 0.2)
     sides = (Side("abc1234", "a"), Side("def5678", "b" if "target" in change else "a"))
     compared = compare(archive, *sides, metrics=("tpot_s",))
     assert [(row.state, row.differs) for row in compared] == [("regressed", [text])]
@@ -81,17 +81,17 @@ def test_comparison_warns_of_differences_besides_the_build(
 
 
 def test_comparison_of_two_builds_has_no_warning(store: Store, archive: Archive) -> None:
-    record_samples(store, CELL, 0.1)
-    record_samples(store, replace(CELL, build=NEXT), 0.2)
+    record_samples(store, CONFIGURATION, 0.1)
+    record_samples(store, replace(CONFIGURATION, build=NEXT), 0.2)
     compared = compare(archive, Side("abc1234"), Side("def5678"), metrics=("tpot_s",))
     assert [(row.state, row.differs) for row in compared] == [("regressed", [])]
     assert "differ" not in report.comparison(compared)
 
 
 def test_trend_does_not_judge_a_build_against_other_parameters(store: Store, archive: Archive) -> None:
-    record_samples(store, CELL, 0.1)
+    record_samples(store, CONFIGURATION, 0.1)
     shorter = ScenarioKey("single:cold:128", "single", {"max_tokens": 64})
-    record_samples(store, replace(CELL, build=NEXT, scenario=shorter), 0.2)
+    record_samples(store, replace(CONFIGURATION, build=NEXT, scenario=shorter), 0.2)
     trend = series.series(archive, "a", "m", "single:cold:128", "tpot_s")
     assert [point.verdict.state for point in trend.points] == ["too few", "too few"]
     assert [(mark.kind, mark.text) for mark in trend.marks] == [("parameters", "max_tokens 256 → 64")]
@@ -99,15 +99,15 @@ def test_trend_does_not_judge_a_build_against_other_parameters(store: Store, arc
 
 def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archive) -> None:
     builds = [
-        CELL.build,
-        replace(CELL.build, facts={"torch_version": "2.12"}),
-        replace(CELL.build, dirty=True),
+        CONFIGURATION.build,
+        replace(CONFIGURATION.build, facts={"torch_version": "2.12"}),
+        replace(CONFIGURATION.build, dirty=True),
         Build("vllm", "0.1.0", version="0.1.0"),
         Build("ollama", "0.1.0", version="0.1.0"),
     ]
     for number, build in enumerate(builds):
-        record_samples(store, replace(CELL, build=build), 0.1 + number / 10)
-    labels = list(archive.names.labels.values())
+        record_samples(store, replace(CONFIGURATION, build=build), 0.1 + number / 10)
+    labels = list(archive.tables.labels.values())
     assert len(set(labels)) == 5
     assert labels[2] == "abc1234+"
     assert [label.split("~")[0] for label in labels] == ["abc1234", "abc1234", "abc1234+", "0.1.0", "0.1.0"]
@@ -119,8 +119,10 @@ def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archi
 
 def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive: Archive) -> None:
     first, second = (Target(name, "neuron", f"http://{name}", "GPU box") for name in "ab")
-    record_samples(store, replace(CELL, target=first), 0.1)
-    record_samples(store, replace(CELL, target=second, host=replace(CELL.host, driver_version="600")), 0.1)
+    record_samples(store, replace(CONFIGURATION, target=first), 0.1)
+    record_samples(
+        store, replace(CONFIGURATION, target=second, host=replace(CONFIGURATION.host, driver_version="600")), 0.1
+    )
     shown = views.overview(archive, {"target": None})["targets"]
     assert [(row["title"], row["host"].driver_version) for row in shown] == [
         ("GPU box (a)", "595"),
@@ -129,16 +131,16 @@ def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive
 
 
 def test_overview_calls_a_target_steady_only_after_a_comparison(store: Store, archive: Archive) -> None:
-    record_samples(store, CELL, 0.1, output_tps_user=10.0)
+    record_samples(store, CONFIGURATION, 0.1, output_tps_user=10.0)
     assert "steady" not in page(archive, "overview")
-    record_samples(store, replace(CELL, build=NEXT), 0.1, output_tps_user=10.0)
+    record_samples(store, replace(CONFIGURATION, build=NEXT), 0.1, output_tps_user=10.0)
     assert "= steady" in page(archive, "overview")
 
 
 def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
     def level(users: int, ttft: float) -> None:
         scenario = ScenarioKey(f"concurrency:{users}", "concurrency", {"concurrency": users})
-        record_samples(store, replace(CELL, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
+        record_samples(store, replace(CONFIGURATION, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
 
     level(1, 0.1)
     assert [(row.knee, row.knee_concurrency) for row in capacity.capacity(archive)] == [(None, None)]
@@ -161,7 +163,7 @@ def test_deliberately_cancelled_request_is_not_shown_as_failed(store: Store, arc
     record = RequestRecord(0.0, 0.0, 1.0, "cancelled", deltas=[Delta(0.5, "text")])
     scenario = ScenarioKey("cancel", "cancel", {})
     sample = Sample(now_ms(), 0.0, 1.0, None, True, records=[record], measures=measure_run([record]))
-    run_id = store.record(replace(CELL, scenario=scenario), sample)
+    run_id = store.record(replace(CONFIGURATION, scenario=scenario), sample)
     shown = page(archive, "run", id=run_id)
     assert "cancelled</span>" in shown
     assert "✕" not in shown

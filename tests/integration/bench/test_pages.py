@@ -12,7 +12,7 @@ import pytest
 
 from helexa.bench.app import SECURITY
 from helexa.bench.export import export
-from helexa.bench.pages import words
+from helexa.bench.pages import formatting
 from helexa.bench.pages.site import PAGES
 from helexa.bench.results import capacity, scaling, series
 from helexa.bench.results.archive import Archive
@@ -106,15 +106,15 @@ def test_tables_show_the_computed_results(site, archive):
     text = Page(get(f"{site}/trends{CHOICE}&scenario=single:cold:4096&metric=output_tps_user")[1]).text
     for point in trend.points:
         assert point.sha in text
-        assert words.measured(point.p50, trend.metric) in text
+        assert formatting.measured(point.p50, trend.metric) in text
     text = Page(get(f"{site}/capacity{CHOICE}")[1]).text
     for curve in capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
         for point in curve.points:
-            assert words.number(point.output_tps) in text
+            assert formatting.number(point.output_tps) in text
     text = Page(get(f"{site}/context{CHOICE}")[1]).text
     for ladder in scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
         for step in ladder.points:
-            assert words.number(step.prefill_tps) in text
+            assert formatting.number(step.prefill_tps) in text
 
 
 def test_estimated_values_are_marked(site):
@@ -187,8 +187,8 @@ def test_exported_page_needs_no_server(past, tmp_path):
     [(None, "–"), (0, "0 ms"), (0.0000123, "12.3 µs"), (0.0123, "12.3 ms"), (1.5, "1.50 s"), (12.34, "12.3 s")],
 )
 def test_durations_have_a_suitable_unit(value, shown):
-    assert words.seconds(value) == shown
+    assert formatting.seconds(value) == shown
 
 
 def test_changes_have_a_sign():
-    assert [words.change(ratio) for ratio in (1.081, 0.9, 1.0)] == ["+8.1 %", "−10.0 %", "+0.0 %"]
+    assert [formatting.change(ratio) for ratio in (1.081, 0.9, 1.0)] == ["+8.1 %", "−10.0 %", "+0.0 %"]

@@ -216,10 +216,10 @@ def test_large_image_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (image_body(b"GIF89a"), 200, "the answer is no PNG picture"),
-        ({"data": [{"b64_json": "%%%"}]}, 200, "the answer is no PNG picture"),
-        ({"data": []}, 200, "the answer is no PNG picture"),
-        ({"data": [{"url": "http://x"}]}, 200, "the answer is no PNG picture"),
+        (image_body(b"GIF89a"), 200, "the answer is no PNG image"),
+        ({"data": [{"b64_json": "%%%"}]}, 200, "the answer is no PNG image"),
+        ({"data": []}, 200, "the answer is no PNG image"),
+        ({"data": [{"url": "http://x"}]}, 200, "the answer is no PNG image"),
         ({"error": "out of memory"}, 500, "HTTP 500"),
     ],
 )

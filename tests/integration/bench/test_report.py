@@ -9,7 +9,7 @@ import pytest
 
 from helexa.bench.alerts import EXIT_REGRESSED
 from helexa.bench.report import comparison
-from helexa.bench.results.comparison import Compared
+from helexa.bench.results.comparison import MetricComparison
 
 
 def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def test_comparison_exit_code_reports_the_verdict(past):
 
 
 def test_too_few_samples_message_names_the_minimum():
-    compared = Compared("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
+    compared = MetricComparison("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
     assert "a verdict needs 5 samples of each side" in comparison([compared])
     assert "a verdict needs" not in comparison([replace(compared, state="same")])
 

@@ -199,6 +199,10 @@ def test_cancel_does_not_run_during_other_requests() -> None:
         ({}, {"harness": "torch", "quant": "q6k", "devices": [1, 2], "tensor_parallel": 2}),
         ({"quant": None, "devices": [3]}, {"harness": "torch", "devices": [3]}),
         ({"harness": "llamacpp", "devices": []}, {"harness": "llamacpp", "quant": "q6k"}),
+        (
+            {"quant": None, "devices": [], "tensor_parallel": 2},
+            {"harness": "torch", "tensor_parallel": 2},
+        ),
     ],
 )
 def test_swap_reloads_with_the_same_options(entry: dict[str, Any], spec: dict[str, Any]) -> None:

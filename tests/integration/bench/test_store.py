@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
 from helexa.bench.measurement.measures import Objectives, measure_run
 from helexa.bench.measurement.request_record import Delta, RequestRecord
 from helexa.bench.store.database import StoreError, measuring, newest, open_writer
@@ -16,7 +16,7 @@ from helexa.bench.store.retention import prune
 from helexa.bench.store.rows import Reading, Sample
 from helexa.bench.store.store import Store, now_ms
 
-CELL = Cell(
+CONFIGURATION = Configuration(
     Target("node", "neuron", "http://node:13131"),
     Host("beast", cpu="c", driver_version="595", gpus=(Gpu("RTX 5090", 32607), Gpu("RTX 5090", 32607))),
     Build("helexa", "abc1234", facts={"torch_version": "2.11"}),
@@ -56,7 +56,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def test_sample_is_read_as_written(store: Store, path: Path) -> None:
-    run_id = store.record(CELL, sample())
+    run_id = store.record(CONFIGURATION, sample())
     with Reader(path) as reader:
         (run,) = reader.runs(target="node", host="beast", model="org/model", scenario="single:cold:128", ok=True)
         assert run == reader.run(run_id)
@@ -80,50 +80,56 @@ def test_sample_is_read_as_written(store: Store, path: Path) -> None:
     [
         {"build": Build("helexa", "abc1234", facts={"torch_version": "2.12"})},
         {"build": Build("helexa", "abc1234", facts={"torch_version": "2.11"}, dirty=True)},
-        {"host": Host("beast", cpu="c", driver_version="600", gpus=CELL.host.gpus)},
+        {"host": Host("beast", cpu="c", driver_version="600", gpus=CONFIGURATION.host.gpus)},
         {"model": Model("org/model", {"quant": "q4k"})},
         {"scenario": ScenarioKey("single:cold:128", "single", {"prompt_tokens": 129})},
         {"target": Target("other", "neuron", "http://node:13131")},
     ],
 )
-def test_changed_speed_setting_makes_a_new_cell(store: Store, path: Path, change: dict[str, object]) -> None:
-    changed = Cell(**({name: getattr(CELL, name) for name in Cell.__dataclass_fields__} | change))  # type: ignore[arg-type]
-    store.record(CELL, sample())
-    assert (store.count(CELL).good, store.count(changed).good) == (1, 0)
+def test_changed_speed_setting_makes_a_new_configuration(store: Store, path: Path, change: dict[str, object]) -> None:
+    changed = Configuration(
+        **({name: getattr(CONFIGURATION, name) for name in Configuration.__dataclass_fields__} | change)
+    )  # type: ignore[arg-type]
+    store.record(CONFIGURATION, sample())
+    assert (store.count(CONFIGURATION).good, store.count(changed).good) == (1, 0)
     store.record(changed, sample())
-    assert (store.count(CELL).good, store.count(changed).good) == (1, 1)
+    assert (store.count(CONFIGURATION).good, store.count(changed).good) == (1, 1)
     with Reader(path) as reader:
-        assert [cell.samples for cell in reader.cells()] == [1, 1]
+        assert [configuration.samples for configuration in reader.configurations()] == [1, 1]
 
 
-def test_irrelevant_change_keeps_the_cell(store: Store) -> None:
+def test_irrelevant_change_keeps_the_configuration(store: Store) -> None:
     rebuilt = Build("helexa", "abc1234", facts={"torch_version": "2.11"}, built_ms=5)
-    booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CELL.host.gpus)
+    booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CONFIGURATION.host.gpus)
     moved = Target("node", "neuron", "http://elsewhere:13131")
-    store.record(CELL, sample())
-    assert store.count(Cell(moved, booted, rebuilt, CELL.model, CELL.scenario)).good == 1
+    store.record(CONFIGURATION, sample())
+    assert store.count(Configuration(moved, booted, rebuilt, CONFIGURATION.model, CONFIGURATION.scenario)).good == 1
 
 
 def test_failed_samples_are_stored_but_do_not_count(store: Store, path: Path) -> None:
-    store.record(CELL, sample(ok=False))
-    assert store.count(CELL)[:2] == (0, 1)
+    store.record(CONFIGURATION, sample(ok=False))
+    assert store.count(CONFIGURATION)[:2] == (0, 1)
     with Reader(path) as reader:
-        assert [(cell.samples, cell.failures) for cell in reader.cells()] == [(0, 1)]
+        assert [(configuration.samples, configuration.failures) for configuration in reader.configurations()] == [
+            (0, 1)
+        ]
 
 
-def test_latest_cell_has_the_last_measured_build(store: Store, path: Path) -> None:
-    old = Cell(CELL.target, CELL.host, Build("helexa", "old"), CELL.model, CELL.scenario)
+def test_latest_configuration_has_the_last_measured_build(store: Store, path: Path) -> None:
+    old = Configuration(
+        CONFIGURATION.target, CONFIGURATION.host, Build("helexa", "old"), CONFIGURATION.model, CONFIGURATION.scenario
+    )
     store.record(old, sample(started_ms=2_000))
-    store.record(CELL, sample(started_ms=3_000))
+    store.record(CONFIGURATION, sample(started_ms=3_000))
     with Reader(path) as reader:
-        (latest,) = reader.latest_cells()
+        (latest,) = reader.latest_configurations()
         assert {build.id: build.sha for build in reader.builds()}[latest.build_id] == "abc1234"
 
 
 def test_reader_sees_commits_and_cannot_write(store: Store, path: Path) -> None:
     with Reader(path) as reader:
         assert reader.run_count() == 0
-        store.record(CELL, sample())
+        store.record(CONFIGURATION, sample())
         assert reader.run_count() == 1
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.select("DELETE FROM run")
@@ -133,14 +139,14 @@ def test_sample_is_written_atomically(store: Store, path: Path) -> None:
     broken = sample()
     broken.columns = {"no_such_column": 1}
     with pytest.raises(sqlite3.OperationalError):
-        store.record(CELL, broken)
+        store.record(CONFIGURATION, broken)
     with Reader(path) as reader:
         assert (reader.run_count(), reader.builds()) == (0, [])
 
 
 def test_pruning_removes_requests_and_keeps_histograms(store: Store, path: Path) -> None:
-    old = store.record(CELL, sample(ttft=0.25, started_ms=now_ms() - 91 * 86_400_000))
-    new = store.record(CELL, sample())
+    old = store.record(CONFIGURATION, sample(ttft=0.25, started_ms=now_ms() - 91 * 86_400_000))
+    new = store.record(CONFIGURATION, sample())
     assert prune(store, 90) == 1
     with Reader(path) as reader:
         assert (reader.requests(old), reader.telemetry(old)) == ([], [])
@@ -149,7 +155,7 @@ def test_pruning_removes_requests_and_keeps_histograms(store: Store, path: Path)
 
 
 def test_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
-    run_id = store.record(CELL, sample())
+    run_id = store.record(CONFIGURATION, sample())
     store.score(run_id, 0.5, "anna")
     store.score(run_id, 0.75, "anna")
     with pytest.raises(StoreError, match="no run has the id 99"):

@@ -58,7 +58,7 @@ def two_sweeps(path: Path) -> tuple[SweepReport, SweepReport]:
     async def work() -> tuple[SweepReport, SweepReport]:
         async with connection_to(node) as connection:
             with Store(path) as store:
-                first, second = (Sweep(config, store, Clock(), lambda cell: SAMPLES) for _ in range(2))
+                first, second = (Sweep(config, store, Clock(), lambda configuration: SAMPLES) for _ in range(2))
                 return await first.run([connection], SCENARIOS), await second.run([connection], SCENARIOS)
 
     return run(work())
@@ -108,9 +108,9 @@ def test_wall_clock_jumps_change_no_metric_and_lose_no_sample(tmp_path: Path, re
     assert started != sorted(started)  # the wall clock did jump
     assert measured == expected
     with Reader(jumping) as reader:
-        assert [cell.samples for cell in reader.cells()] == [SAMPLES] * len(SCENARIOS)
-        assert all(cell.first_ms < cell.last_ms for cell in reader.cells())
-        assert len(reader.latest_cells()) == len(SCENARIOS)
+        assert [configuration.samples for configuration in reader.configurations()] == [SAMPLES] * len(SCENARIOS)
+        assert all(configuration.first_ms < configuration.last_ms for configuration in reader.configurations())
+        assert len(reader.latest_configurations()) == len(SCENARIOS)
 
 
 def test_sweep_stores_measured_values(tmp_path: Path) -> None:

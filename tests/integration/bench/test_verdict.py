@@ -17,7 +17,7 @@ def samples(source: str, metric: str) -> np.ndarray:
     return np.array(SCATTER[source]["metrics"][metric])
 
 
-def alarm(history: list[list[float]], drawn: list[float]) -> bool:
+def is_alert(history: list[list[float]], drawn: list[float]) -> bool:
     """Return whether eight samples of a build raise an alert: five for a suspicion, three more to confirm it."""
     first, extra = drawn[:5], drawn[5:]
     suspected = judge(history, first, "lower").state in ("regressed", "improved")
@@ -30,12 +30,12 @@ def alarm(history: list[list[float]], drawn: list[float]) -> bool:
 def test_200_unchanged_builds_raise_at_most_2_alarms(source, metric, seed):
     rng = np.random.default_rng(seed)
     history: list[list[float]] = []
-    alarms = 0
+    alerts = 0
     for _ in range(200):
         drawn = rng.choice(samples(source, metric), 8).tolist()
-        alarms += alarm(history, drawn)
+        alerts += is_alert(history, drawn)
         history.append(drawn[:5])
-    assert alarms <= 2
+    assert alerts <= 2
 
 
 def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
@@ -43,7 +43,7 @@ def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
     scatter = samples("scripted", "ttft_s")
     for _ in range(50):
         history = [rng.choice(scatter, 5).tolist() for _ in range(8)]
-        assert alarm(history, (rng.choice(scatter, 8) * 1.08).tolist())
+        assert is_alert(history, (rng.choice(scatter, 8) * 1.08).tolist())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from helexa.generation.background import Blocking, across, background, blocking_each
+from helexa.generation.background import BlockingCaller, across, background, blocking_each
 
 
-class InterruptedAtOnce(Blocking):
+class InterruptedAtOnce(BlockingCaller):
     """Raise KeyboardInterrupt after the first step was submitted and before the caller waits for it."""
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""A local HTTP server with the parts of the Hugging Face Hub's API that downloads use, and with injected errors."""
+"""A local HTTP server with the parts of the Hugging Face Hub's API that downloads use, and with injected faults."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ BIG = 1000
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Fault:
     """Errors to inject into one HTTP response.
 
     Attributes:
@@ -40,8 +40,8 @@ class FakeHub:
     """Serves `repositories[name][file] = content`.
 
     Attributes:
-        refusals: by repository name, the status and X-Error-Code of the error response to every request.
-        troubles: by file name, or "list" for the file list, the errors to inject into the next responses.
+        error_responses: by repository name, the status and X-Error-Code of the error response to every request.
+        faults: by file name, or "list" for the file list, the errors to inject into the next responses.
         elsewhere: hub to which downloads are redirected.
         requests: method, path and Authorization header of every request, in order.
         ranges: file name and range of every range request.
@@ -51,8 +51,8 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.refusals: dict[str, tuple[int, str]] = {}
-        self.troubles: dict[str, deque[Trouble]] = {}
+        self.error_responses: dict[str, tuple[int, str]] = {}
+        self.faults: dict[str, deque[Fault]] = {}
         self.elsewhere: FakeHub | None = None
         self.requests: list[tuple[str, str, str | None]] = []
         self.ranges: list[tuple[str, str]] = []
@@ -76,9 +76,9 @@ class FakeHub:
             self._thread.join()
             self._server.server_close()
 
-    def trouble(self, file: str, *troubles: Trouble) -> None:
-        """Inject `troubles` into the next responses for `file`, one each."""
-        self.troubles[file] = deque(troubles)
+    def inject(self, file: str, *faults: Fault) -> None:
+        """Inject `faults` into the next responses for `file`, one each."""
+        self.faults[file] = deque(faults)
 
     def downloads(self) -> list[str]:
         """Return the names of the requested files, in order."""
@@ -87,8 +87,8 @@ class FakeHub:
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         listing = path.startswith("/api/models/")
         name = "/".join(path.removeprefix("/api/models").split("/")[1:3])
-        if name in self.refusals:
-            status, code = self.refusals[name]
+        if name in self.error_responses:
+            status, code = self.error_responses[name]
             return status, {"X-Error-Code": code}, b"{}"
         files = self.repositories.get(name)
         if files is None:
@@ -114,16 +114,16 @@ class FakeHub:
                 path = unquote(urlsplit(self.path).path)  # requests to a proxy contain a full URL
                 hub.requests.append((self.command, path, self.headers.get("Authorization")))
                 status, headers, body = hub.answer(path)
-                waiting = hub.troubles.get("list" if path.startswith("/api/") else path.rpartition("/")[2])
-                trouble = waiting.popleft() if waiting else Trouble()
-                if trouble.status:
-                    status, headers, body = trouble.status, dict(trouble.headers), b"{}"
-                elif trouble.body is not None:
-                    body = trouble.body
+                waiting = hub.faults.get("list" if path.startswith("/api/") else path.rpartition("/")[2])
+                fault = waiting.popleft() if waiting else Fault()
+                if fault.status:
+                    status, headers, body = fault.status, dict(fault.headers), b"{}"
+                elif fault.body is not None:
+                    body = fault.body
                 wanted = self.headers.get("Range")
                 if wanted:
                     hub.ranges.append((path.rpartition("/")[2], wanted))
-                if wanted and status == 200 and not trouble.ignore_range:
+                if wanted and status == 200 and not fault.ignore_range:
                     start, _, last = wanted.removeprefix("bytes=").partition("-")
                     content = body[int(start) : int(last) + 1 if last else None]
                     headers |= {"Content-Range": f"bytes {start}-{int(start) + len(content) - 1}/{len(body)}"}
@@ -133,16 +133,16 @@ class FakeHub:
                     self.send_header(key, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                body = body[: trouble.stall if trouble.cut is None else trouble.cut]
+                body = body[: fault.stall if fault.cut is None else fault.cut]
                 if "/resolve/" in path:
                     hub.sent[path.rpartition("/")[2]] += len(body)
                 tenth = len(body) // 10 + 1
-                for start in range(0, len(body), tenth) if trouble.pace else ():
+                for start in range(0, len(body), tenth) if fault.pace else ():
                     self.wfile.write(body[start : start + tenth])
-                    hub._stopped.wait(trouble.pace)
-                if not trouble.pace:
+                    hub._stopped.wait(fault.pace)
+                if not fault.pace:
                     self.wfile.write(body)
-                if trouble.stall is not None:
+                if fault.stall is not None:
                     hub.stalled.set()
                     hub._stopped.wait()
                 self.close_connection = True

@@ -24,7 +24,7 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
 ROUTES = [*chat.routes, *completions.routes, *responses.routes, *models.routes]
-PATIENCE = 30.0  # seconds until a test gives up
+TIMEOUT_SECONDS = 30.0  # seconds until a test gives up
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "once"}
@@ -86,7 +86,7 @@ async def serve(
     server = Listener(app)
     serving = asyncio.create_task(server.serve(listener))
     try:
-        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
+        async with asyncio.timeout(TIMEOUT_SECONDS), aiohttp.ClientSession() as http:
             node = Node(model, f"http://127.0.0.1:{listener.getsockname()[1]}", http)
             async with node.openai:
                 yield node

@@ -128,6 +128,16 @@ def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.vram_free_mb, second.utilization_pct, second.temp_c) == (6144, 0, 0)
 
 
+def test_links_are_those_of_visible_devices_that_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(accelerators, "links_between", lambda nvml, handles: handles)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert accelerators.device_links() == {0: 1, 1: 0}
+    nvml.lost = (1,)
+    assert accelerators.device_links() == {1: 0}
+
+
 def test_hidden_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -205,7 +215,7 @@ def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.Mon
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(30)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(accelerators, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(accelerators, "_TIMEOUT_SECONDS", 0.05)
     listed = accelerators.accelerators()
     answers.set()
     for thread in threading.enumerate():

@@ -16,7 +16,7 @@ from helexa.neuron.lifecycle import registry as registry_module
 from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
 from helexa.neuron.sources.sources import Sources
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from neuron.running_node import running
 
@@ -98,7 +98,7 @@ async def test_download_progress_is_reported(hub: FakeHub, registry: Registry):
     weights = 2_000_000
     hub.repositories["org/far"]["model.safetensors"] = bytes(weights)
     total = sum(len(content) for content in hub.repositories["org/far"].values())
-    hub.trouble("model.safetensors", Trouble(stall=weights // 2))
+    hub.inject("model.safetensors", Fault(stall=weights // 2))
     activation = Activation(registry, [FAR])
     running = asyncio.create_task(activation.run())
     await until(lambda: (activation.snapshot().progress or 0) >= 0.5 * weights / total - 0.2)
@@ -128,7 +128,7 @@ async def test_next_model_is_loaded_after_a_final_failure(registry: Registry, tm
 
 
 async def test_failed_downloads_are_retried_with_growing_pauses(hub: FakeHub, registry: Registry, tmp_path: Path):
-    hub.trouble("list", *[Trouble(cut=0)] * 3)
+    hub.inject("list", *[Fault(cut=0)] * 3)
     near = make_model(tmp_path)
     states = []
     sleeps = Sleeps(lambda count: states.append(activation.snapshot()))
@@ -154,23 +154,23 @@ async def test_number_of_retries_is_limited(hub: FakeHub, registry: Registry):
 
 
 @pytest.mark.parametrize(
-    ("file", "trouble", "words"),
+    ("file", "fault", "message"),
     [
-        ("list", Trouble(status=401), "is private or does not exist"),
-        ("list", Trouble(status=403, headers=(("X-Error-Code", "GatedRepo"),)), "is gated"),
-        ("list", Trouble(status=404), "does not exist"),
-        ("model.safetensors", Trouble(body=b"WEIGHTS" * 200), "was announced; the received bytes were discarded"),
+        ("list", Fault(status=401), "is private or does not exist"),
+        ("list", Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),)), "is gated"),
+        ("list", Fault(status=404), "does not exist"),
+        ("model.safetensors", Fault(body=b"WEIGHTS" * 200), "was announced; the received bytes were discarded"),
     ],
 )
 async def test_permanent_failure_is_not_retried(
-    hub: FakeHub, registry: Registry, file: str, trouble: Trouble, words: str
+    hub: FakeHub, registry: Registry, file: str, fault: Fault, message: str
 ):
-    hub.trouble(file, trouble)
+    hub.inject(file, fault)
     sleeps = Sleeps()
     activation = Activation(registry, [FAR], sleep=sleeps)
     await activation.run()
     assert sleeps.pauses == []
-    assert words in failures(activation)["org/far"]
+    assert message in failures(activation)["org/far"]
 
 
 async def test_cached_model_loads_without_a_hub(hub: FakeHub, registry: Registry, tmp_path: Path):
@@ -195,8 +195,8 @@ async def test_all_loads_fail_at_once_with_a_broken_driver(
         sleeps = Sleeps()
         activation = Activation(registry, [FAR, spec_of(near, "org/near")], sleep=sleeps)
         await activation.run()
-        words = "no model can run on cuda:0: the driver was updated; reboot"
-        assert failures(activation) == {"org/far": words, "org/near": words}
+        message = "no model can run on cuda:0: the driver was updated; reboot"
+        assert failures(activation) == {"org/far": message, "org/near": message}
         assert (activation.snapshot().state, sleeps.pauses, hub.requests) == ("ready", [], [])
         with pytest.raises(CudaUnavailableError, match="reboot"):
             await registry.load(FAR)
@@ -211,5 +211,5 @@ async def test_load_with_a_broken_driver_has_its_own_error_code(monkeypatch: pyt
     async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda"}) as node:
         for stream in (False, True):
             status, body = await node.post("/models/load", {"model_id": "org/far", "stream": stream})
-            words = "no model can run on cuda: the driver was updated; reboot"
-            assert (status, body) == (503, {"error": words, "code": "cuda_unavailable"})
+            message = "no model can run on cuda: the driver was updated; reboot"
+            assert (status, body) == (503, {"error": message, "code": "cuda_unavailable"})

@@ -22,8 +22,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pyproject.toml").touch()
-    who = ("-c", "user.name=t", "-c", "user.email=t@example.com")
-    for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+    for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "first")):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
     monkeypatch.setattr(build_info, "_ROOT", tmp_path)
     return tmp_path

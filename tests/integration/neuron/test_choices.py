@@ -140,7 +140,7 @@ async def test_rejection_of_the_first_answer_rejects_the_request(stream: bool) -
 
 LIMITS = {
     "a queue for one": AdmissionConfig(max_in_flight=1, max_queue_depth=1),
-    "no patience": AdmissionConfig(max_in_flight=1, max_wait_secs=0.01),
+    "short timeout": AdmissionConfig(max_in_flight=1, max_wait_secs=0.01),
 }
 
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from helexa.neuron import cli
+
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "complaint"),
@@ -13,6 +15,8 @@ import pytest
         (["--port", "70000"], {}, 2, "65535"),
         (["serve", "--port", "-1"], {}, 2, "Must be >= 1"),
         (["serve", "--log-format", "xml"], {}, 2, "json"),
+        (["smoke", "--ranks", "1"], {}, 2, "Must be >= 2"),
+        (["--tp-smoke", "--tp-size", "1"], {}, 2, "Must be >= 2"),
         ([], {"HELEXA_LOG_FORMAT": "xml"}, 1, "HELEXA_LOG_FORMAT is 'xml', expected one of text, json"),
         ([], {"HELEXA_LOG": "loud"}, 1, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
     ],
@@ -25,3 +29,10 @@ def test_usage_error_is_one_message(
     assert run.returncode == code
     assert complaint in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_former_options_run_the_smoke_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[dict[str, object]] = []
+    monkeypatch.setattr(cli, "smoke", lambda **options: runs.append(options))
+    cli.app(["--tp-smoke", "--tp-size", "3"], exit_on_error=False, result_action="return_value")
+    assert runs == [{"ranks": 3, "config": None}]

@@ -9,8 +9,8 @@ from helexa.neuron.config import ContextLimitConfig, read_config
 from helexa.neuron.lifecycle.context_limit import (
     HOLD_SECONDS,
     LEAST_BY_RATE,
-    Facts,
-    Readings,
+    EngineProperties,
+    Measurements,
     SteadyRate,
     context_limit,
 )
@@ -18,16 +18,16 @@ from helexa.neuron.lifecycle.context_limit import (
 PAGE_BYTES = 1000
 
 
-def engine_facts(context: int = 131072, pages: int = 4096, cpu: bool = False) -> Facts:
-    return Facts(context=context, pages=pages, page_size=64, page_bytes=PAGE_BYTES, cpu=cpu)
+def engine_facts(context: int = 131072, pages: int = 4096, cpu: bool = False) -> EngineProperties:
+    return EngineProperties(context=context, pages=pages, page_size=64, page_bytes=PAGE_BYTES, cpu=cpu)
 
 
-def limit(facts: Facts, missing: int = 0, rate: float = 0.0, **settings: object) -> Limit:
-    return context_limit(facts, Readings(missing, rate), ContextLimitConfig.model_validate(settings))
+def limit(engine: EngineProperties, missing: int = 0, rate: float = 0.0, **settings: object) -> Limit:
+    return context_limit(engine, Measurements(missing, rate), ContextLimitConfig.model_validate(settings))
 
 
 @pytest.mark.parametrize(
-    ("facts", "readings", "settings", "expected"),
+    ("engine", "measurements", "settings", "expected"),
     [
         (engine_facts(8192), {}, {}, 8192),  # limited by training
         (engine_facts(131072), {}, {}, 120 * 800 // 1024 * 1024),  # limited by the assumed rate
@@ -47,8 +47,10 @@ def limit(facts: Facts, missing: int = 0, rate: float = 0.0, **settings: object)
         (engine_facts(8192), {}, {"max_prompt_tokens": 30000}, 8192),
     ],
 )
-def test_smallest_bound_is_the_limit(facts: Facts, readings: dict, settings: dict, expected: int) -> None:
-    assert limit(facts, **readings, **settings).context == expected
+def test_smallest_bound_is_the_limit(
+    engine: EngineProperties, measurements: dict, settings: dict, expected: int
+) -> None:
+    assert limit(engine, **measurements, **settings).context == expected
 
 
 def test_output_share_of_the_context() -> None:
@@ -59,19 +61,23 @@ def test_output_share_of_the_context() -> None:
 
 
 @given(
-    st.builds(Facts, *[st.integers(1, 300_000), *[st.integers(1, 5000)] * 3], st.booleans()),
-    st.builds(Readings, st.integers(0, 10**8), st.floats(0, 10**5)),
+    st.builds(EngineProperties, *[st.integers(1, 300_000), *[st.integers(1, 5000)] * 3], st.booleans()),
+    st.builds(Measurements, st.integers(0, 10**8), st.floats(0, 10**5)),
     st.builds(ContextLimitConfig, enabled=st.booleans(), max_prompt_tokens=st.integers(0, 10**6)),
 )
-def test_limit_never_exceeds_a_bound(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> None:
-    result = context_limit(facts, readings, settings)
+def test_limit_never_exceeds_a_bound(
+    engine: EngineProperties, measurements: Measurements, settings: ContextLimitConfig
+) -> None:
+    result = context_limit(engine, measurements, settings)
     assert result.input is not None
     assert result.output is not None
-    assert 0 <= result.context <= min(facts.context, facts.pages * facts.page_size, settings.max_prompt_tokens or 10**9)
+    assert (
+        0 <= result.context <= min(engine.context, engine.pages * engine.page_size, settings.max_prompt_tokens or 10**9)
+    )
     assert result.context <= 1024 or result.context % 1024 == 0
     assert result.input + result.output == result.context
     assert 4 * result.output <= result.context
-    larger = context_limit(facts, Readings(readings.missing_bytes // 2, readings.tok_s_prefill), settings)
+    larger = context_limit(engine, Measurements(measurements.missing_bytes // 2, measurements.tok_s_prefill), settings)
     assert larger.context >= result.context
 
 

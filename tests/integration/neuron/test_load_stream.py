@@ -85,16 +85,17 @@ async def test_load_continues_after_a_disconnect_and_can_be_watched_again(node: 
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"), [("bad-file", "the file is truncated"), ("no-memory", "memory"), ("crash", "cannot begin")]
+    ("behaviour", "message"),
+    [("bad-file", "the file is truncated"), ("no-memory", "memory"), ("crash", "cannot begin")],
 )
-async def test_failed_load_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, words: str) -> None:
+async def test_failed_load_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, message: str) -> None:
     model = make_model(tmp_path, f"slow.{behaviour}")
     async with ask(node, model) as response:
         await halfway(response)
         release(model)
         name, data = await event(response)
     assert (name, data["status"]) == ("error", 400)
-    assert words in data["error"]
+    assert message in data["error"]
 
 
 async def test_load_that_cannot_begin_gets_a_plain_error_response(node: Node) -> None:

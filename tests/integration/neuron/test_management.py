@@ -36,6 +36,7 @@ async def test_version_and_discovery(node: Node):
     assert discovery["harnesses"] == ["torch"]
     assert discovery["hostname"] == socket.gethostname()
     assert discovery["max_prompt_tokens"] > 0
+    assert discovery["max_tensor_parallel"] >= 1
     assert discovery["memory_total_mb"] > 0
 
 
@@ -125,6 +126,27 @@ async def test_unavailable_source_has_its_error_kind(node: Node, tmp_path: Path)
     assert code == 422
     assert body["error"]["kind"] == "invalid_source"
     assert "does not exist" in body["error"]["message"]
+
+
+async def test_too_many_ranks_are_refused_before_an_engine_starts(node: Node, tmp_path: Path):
+    path = make_model(tmp_path)
+    (path / "config.json").write_text('{"num_attention_heads": 1}')
+    for source, ranks in ((tmp_path / "absent", 9999), (path, 2)):
+        spec = {"model_id": "org/tiny", "source": f"file:{source}", "tensor_parallel": ranks}
+        code, body = await node.post("/models/load", spec)
+        error = body["error"]
+        assert (code, error["kind"]) == (422, "tensor_parallel_unsupported")
+        assert (error["model_id"], error["tp_size"]) == ("org/tiny", ranks)
+        assert error["suggestion"] == f"set tensor_parallel to at most {error['max_tensor_parallel']}"
+    assert error["heads"] == 1
+    assert not path.with_suffix(".starts").exists()
+
+
+async def test_number_of_ranks_of_a_loaded_model_is_listed(node: Node, tmp_path: Path):
+    spec = {"model_id": "org/tiny", "source": f"file:{make_model(tmp_path)}", "tensor_parallel": 2}
+    assert await node.post("/models/load", spec) == (200, {"status": "loaded"})
+    _, (model,) = await node.get("/models")
+    assert model["tensor_parallel"] == 2
 
 
 async def test_unknown_model_is_404_with_a_flat_body(node: Node):

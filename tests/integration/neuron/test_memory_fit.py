@@ -13,7 +13,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, Memory
 from helexa.neuron.engine.loading import load
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.host_memory import own_bytes
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.weights.checkpoint import Checkpoint
@@ -88,15 +88,15 @@ async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
     requests: list[MemoryRequest] = []
     granted: list[MemoryGrant] = []
 
-    class Book(MemoryBook):
+    class RecordedGrants(MemoryGrants):
         def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
             requests.append(needs)
             granted.append(super().grant(pid, needs))
             return granted[0]
 
-    book = Book()
+    grants = RecordedGrants()
     options = EngineOptions(max_sequences=4, kv_cache_mb=32, prefix_reuse="off", speculation=False)
-    client = await EngineClient.start(smollm2_gguf, options, memory=book)
+    client = await EngineClient.start(smollm2_gguf, options, memory=grants)
     pid = client._child.pid
     used = 0
 

@@ -62,14 +62,17 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("family", ANSWERS)
-async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, str], family: str) -> None:
-    template, control, output, thoughts, text = ANSWERS[family]
+@pytest.mark.parametrize("format_name", ANSWERS)
+async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, str], format_name: str) -> None:
+    template, control, output, thoughts, text = ANSWERS[format_name]
     tokenizer = byte_tokenizer(*control)
     async with serve(
         answer(output, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM
     ) as node:
-        assert node.model.text.output_format.family is not None and node.model.text.output_format.family.name == family
+        assert (
+            node.model.text.output_format.tool_call_format is not None
+            and node.model.text.output_format.tool_call_format.name == format_name
+        )
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
         assert status == 200, reply
         (choice,) = reply["choices"]

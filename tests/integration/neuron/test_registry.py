@@ -188,16 +188,16 @@ async def test_failed_load_leaves_nothing_and_can_be_repeated(registry: Registry
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"harness": "other"}, "unknown harness 'other'"),
         ({"tensor_parallel": 0}, "tensor_parallel is 0, expected at least 1"),
-        ({"tensor_parallel": 9999}, "tensor_parallel is 9999, but this node has"),
+        ({"tensor_parallel": 9999}, "tensor_parallel is 9999, but this node can run at most"),
         ({"devices": [0, 1]}, "the request names 2 devices, but tensor_parallel is 1"),
     ],
 )
-async def test_impossible_load_request_is_rejected(registry: Registry, tmp_path: Path, fields: dict, words: str):
-    with pytest.raises(HelexaError, match=words):
+async def test_impossible_load_request_is_rejected(registry: Registry, tmp_path: Path, fields: dict, message: str):
+    with pytest.raises(HelexaError, match=message):
         await registry.load(spec_of(tmp_path, **fields))
 
 
@@ -224,7 +224,7 @@ async def test_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_pa
 async def test_request_during_a_transition_gets_the_state_in_the_error(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
 
-    async def refusal() -> str:
+    async def rejection_message() -> str:
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as refused:
             registry.get("org/tiny")
@@ -232,10 +232,10 @@ async def test_request_during_a_transition_gets_the_state_in_the_error(registry:
         return str(refused.value)
 
     loading = asyncio.create_task(registry.load(spec_of(path)))
-    assert await refusal() == "model 'org/tiny' is loading"
+    assert await rejection_message() == "model 'org/tiny' is loading"
     await loading
     unloading = asyncio.create_task(registry.unload("org/tiny"))
-    assert await refusal() == "model 'org/tiny' is being unloaded"
+    assert await rejection_message() == "model 'org/tiny' is being unloaded"
     await unloading
 
 

@@ -65,21 +65,21 @@ async def _waiting(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], **limits: float
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncExitStack]]:
     """Yield a stream that waits for the only slot of the batch, and the exit stack that holds the slot."""
-    monkeypatch.setattr(reply, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(reply, "FIRST_EVENT_SECONDS", 0.01)
     async with serve(answer("at last")) as node:
         admission = Admission(AdmissionConfig(max_in_flight=1, **limits), node.model.engine)  # type: ignore[arg-type]
         node.model.admission = admission
-        async with AsyncExitStack() as seat:
-            await seat.enter_async_context(admission.admit("", 1, 1))
+        async with AsyncExitStack() as slot:
+            await slot.enter_async_context(admission.admit("", 1, 1))
             async with node.http.post(f"{node.url}{path}", json={**body, "stream": True}) as response:
-                yield response, seat
+                yield response, slot
 
 
 async def test_waiting_stream_begins_with_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _waiting(monkeypatch, "/v1/chat/completions", CHAT) as (response, seat):
+    async with _waiting(monkeypatch, "/v1/chat/completions", CHAT) as (response, slot):
         assert response.status == 200
         assert await response.content.readline() == KEEP_ALIVE.splitlines(keepends=True)[0]
-        await seat.aclose()
+        await slot.aclose()
         *chunks, done = [event.data for event in EventParser().feed(await response.content.read())]
     deltas = [choice["delta"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
     assert "".join([delta.get("content", "") for delta in deltas]) == "at last"

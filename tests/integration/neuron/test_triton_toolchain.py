@@ -62,7 +62,7 @@ def test_doctor_reports_access_between_devices(
     monkeypatch.setattr(
         kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
     )
-    assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
+    assert text in [result.text for result in look_at_kernels(TorchConfig(), "cuda:0")]
 
 
 def test_unusable_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> dict[int, list[TokenOutput]]:
     outputs: dict[int, list[TokenOutput]] = {}
     for sequence in sequences:
-        outputs[sequence.id] = [refusal] if (refusal := scheduler.add(sequence)) else []
+        outputs[sequence.id] = [rejection] if (rejection := scheduler.add(sequence)) else []
     while not scheduler.idle:
         plan = scheduler.plan()
         outcome = runner.run(build_step(plan))

@@ -204,7 +204,7 @@ def test_no_line_is_logged_without_unknown_variables(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO")
     environ = {"APP_PORT": "1", "APP_SHORT": "1", "APP_ELSEWHERE": "1", "OTHER_PROT": "1"}
     log_unknown_variables(
-        Settings, prefix="APP_", short={"APP_SHORT": ("port",)}, others=["APP_ELSEWHERE"], environ=environ
+        Settings, prefix="APP_", short={"APP_SHORT": ("port",)}, other_names=["APP_ELSEWHERE"], environ=environ
     )
     assert not caplog.records
 

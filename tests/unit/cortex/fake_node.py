@@ -64,12 +64,12 @@ class FakeNode:
     endpoint: str | None = None
     down: bool = False
     speak: "Speak | None" = None
-    load_refusal: tuple[int, Any] | None = None
+    load_error: tuple[int, Any] | None = None
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer_polls: asyncio.Event = field(default_factory=asyncio.Event)
     loads: list[dict[str, Any]] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
-    unload_refusal: tuple[int, Any] | None = None
+    unload_error: tuple[int, Any] | None = None
     sizes_mb: dict[str, int] = field(default_factory=dict)
     vram_total_mb: int = 0
     bodies: list[bytes] = field(default_factory=list)
@@ -161,8 +161,8 @@ class FakeNode:
         spec = await request.json()
         self.loads.append(spec)
         await self.may_load.wait()
-        if self.load_refusal is not None:
-            status, body = self.load_refusal
+        if self.load_error is not None:
+            status, body = self.load_error
             return web.json_response(body, status=status)
         self.holds(spec["model_id"])
         return web.json_response({"status": "loaded"})
@@ -170,8 +170,8 @@ class FakeNode:
     async def _unload(self, request: web.Request) -> web.Response:
         model = (await request.json())["model_id"]
         self.unloads.append(model)
-        if self.unload_refusal is not None:
-            status, body = self.unload_refusal
+        if self.unload_error is not None:
+            status, body = self.unload_error
             return web.json_response(body, status=status)
         self.models = [entry for entry in self.models if entry["id"] != model]
         return web.json_response({"status": "unloaded"})

@@ -36,7 +36,7 @@ async def spent(cortex: Cortex, key: str) -> int:
     """Return the tokens charged to a key after every reservation is settled."""
     ledger = cortex.gateway.ledger
     await eventually(lambda: not ledger.open)
-    principal = next(entry.principal for entry in cortex.gateway.gatekeeper.static if entry.principal.key_id == key)
+    principal = next(entry.principal for entry in cortex.gateway.authenticator.static if entry.principal.key_id == key)
     return (await ledger.budget(principal)).spent
 
 

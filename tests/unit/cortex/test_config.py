@@ -10,7 +10,9 @@ import pytest
 from helexa.core import catalogue
 from helexa.core.address import Address
 from helexa.core.errors import ConfigError
+from helexa.core.fleet import Discovery
 from helexa.cortex.config import load
+from helexa.cortex.lifecycle.hardware_fit import misfit
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -24,7 +26,11 @@ def test_example_files_are_valid() -> None:
     config = load(DOCS / "cortex.example.toml")
     assert [neuron.name for neuron in config.neurons] == ["beast", "attic"]
     models = catalogue.load(DOCS / "models.example.toml")
-    assert models.resolve("tier/large") == "Qwen/Qwen3-32B"
+    large = models.profile(models.resolve("tier/large"))
+    assert large is not None and large.id == "Qwen/Qwen3-32B"
+    sockets = Discovery(hostname="beast", os="Linux", max_tensor_parallel=2)
+    assert misfit(large, sockets) is None
+    assert misfit(large, sockets.model_copy(update={"max_tensor_parallel": 1})) is not None
 
 
 def test_defaults() -> None:

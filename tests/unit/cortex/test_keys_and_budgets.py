@@ -50,7 +50,7 @@ async def post(cortex: Cortex, path: str, key: str = "capped", **fields: Any) ->
 
 async def spent(cortex: Cortex, key_id: str) -> tuple[int, int]:
     """Return the tokens that the ledger has charged to a key, and the number of open reservations."""
-    principal = next(key.principal for key in cortex.gateway.gatekeeper.static if key.principal.key_id == key_id)
+    principal = next(key.principal for key in cortex.gateway.authenticator.static if key.principal.key_id == key_id)
     budget = await cortex.gateway.ledger.budget(principal)
     return budget.spent, cortex.gateway.ledger.open
 

@@ -216,7 +216,7 @@ async def test_count_tokens_is_rejected_after_the_budget_is_spent(node: FakeNode
         node.speak = tokenize
         path, body = "/v1/messages/count_tokens", message_body(model="Org/M")
         assert (await post(cortex, path, body, authorization="Bearer capped"))[0] == 200
-        principal = cortex.gateway.gatekeeper.admit([(b"authorization", b"Bearer capped")])
+        principal = cortex.gateway.authenticator.admit([(b"authorization", b"Bearer capped")])
         assert principal is not None
         await (await cortex.gateway.ledger.reserve(principal, "r", "Org/M", 100)).settle(100, 0)
         await cortex.gateway.ledger.flush()

@@ -15,7 +15,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.http.connections import call
+from helexa.http.connections import request_cycle
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "stream_options":{ "include_usage": true},'
@@ -58,7 +58,7 @@ async def test_invalid_model_url_is_not_used(node: FakeNode) -> None:
 
 
 async def test_stalled_request_body_is_408(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_SECS", 0.05)
+    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")

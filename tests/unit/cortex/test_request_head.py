@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.config import CortexConfig
-from helexa.http.connections.request_head import refuse_encoded, request_id
+from helexa.http.connections.request_head import reject_encoded, request_id
 
 
 @pytest.mark.parametrize("given_id", ["abc", "A.b_c-1", "x" * 128])
@@ -34,11 +34,11 @@ def test_new_request_ids_differ() -> None:
 
 
 def test_encoded_body_is_415() -> None:
-    refuse_encoded([(b"accept-encoding", b"gzip")])
-    refuse_encoded([(b"content-encoding", b" Identity ")])
+    reject_encoded([(b"accept-encoding", b"gzip")])
+    reject_encoded([(b"content-encoding", b" Identity ")])
     for encoding in (b"gzip", b"br", b"identity, gzip", b"x"):
         with pytest.raises(ApiError) as caught:
-            refuse_encoded([(b"content-encoding", encoding)])
+            reject_encoded([(b"content-encoding", encoding)])
         assert (caught.value.status, caught.value.code) == (415, "unsupported_content_encoding")
 
 

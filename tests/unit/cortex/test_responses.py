@@ -41,7 +41,7 @@ async def post(cortex: Cortex, path: str = "/v1/responses", **fields: Any) -> tu
 async def spent(cortex: Cortex) -> int:
     """Return the tokens charged to the key after every reservation is settled."""
     await eventually(lambda: not cortex.gateway.ledger.open)
-    key = cortex.gateway.gatekeeper.static[0]
+    key = cortex.gateway.authenticator.static[0]
     return (await cortex.gateway.ledger.budget(key.principal)).spent
 
 

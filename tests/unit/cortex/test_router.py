@@ -16,9 +16,9 @@ from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
-from helexa.cortex.lifecycle.placement import Cold, Hold, place
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, place
 from helexa.cortex.routing.affinity import affinity_key, rank_nodes
-from helexa.cortex.routing.router import Warm, breaker_error, may_retry, route
+from helexa.cortex.routing.router import WarmRoute, breaker_error, may_retry, route
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 
@@ -48,7 +48,9 @@ def catalogue(**profile: Any) -> Catalogue:
 EMPTY = Catalogue()
 
 
-def decide(fleet_view: FleetView, known: Catalogue, name: str, choose: Any = random.choice) -> Warm | Cold | Hold:
+def decide(
+    fleet_view: FleetView, known: Catalogue, name: str, choose: Any = random.choice
+) -> WarmRoute | ColdPlacement | DelayedPlacement:
     """Route or place a request for model `name`, as the gateway does."""
     model = known.resolve(name)
     error = breaker_error(fleet_view, model)
@@ -64,8 +66,8 @@ def rejection(fleet_view: FleetView, known: Catalogue = EMPTY, name: str = "M") 
     return caught.value.status, caught.value.code, caught.value.retry_after
 
 
-def node_and_url(decision: Warm | Cold | Hold | None) -> tuple[str, str]:
-    assert isinstance(decision, Warm) and decision.model == "M"
+def node_and_url(decision: WarmRoute | ColdPlacement | DelayedPlacement | None) -> tuple[str, str]:
+    assert isinstance(decision, WarmRoute) and decision.model == "M"
     return decision.node, decision.url
 
 
@@ -100,7 +102,7 @@ def test_url_reported_by_the_node_is_used() -> None:
 
 
 def test_reloading_model_is_warm() -> None:
-    assert isinstance(decide(view(node("a", info("reloading"))), catalogue(), "m"), Warm)
+    assert isinstance(decide(view(node("a", info("reloading"))), catalogue(), "m"), WarmRoute)
 
 
 def test_avoided_nodes_are_not_chosen() -> None:
@@ -114,7 +116,7 @@ def test_node_with_unservable_model_is_not_chosen() -> None:
     assert node_and_url(decide(view(node("a", broken), node("b", info())), EMPTY, "M")) == ("b", "http://b")
     assert rejection(view(node("a", broken)), catalogue()) == (503, "service_unavailable", 5)
     cold = decide(view(node("a", broken), node("b")), catalogue(), "M")
-    assert isinstance(cold, Cold) and cold.node == "b"
+    assert isinstance(cold, ColdPlacement) and cold.node == "b"
 
 
 def test_no_healthy_node_is_a_retryable_503() -> None:
@@ -138,7 +140,7 @@ def test_model_on_a_node_that_is_down_is_a_retryable_503() -> None:
 
 def test_running_load_is_joined() -> None:
     cold = decide(view(node("a"), node("b"), loading=frozenset({("b", "M")})), catalogue(), "M")
-    assert isinstance(cold, Cold) and cold.node == "b"
+    assert isinstance(cold, ColdPlacement) and cold.node == "b"
 
 
 @pytest.mark.parametrize("activation", [{"in_progress": "M"}, {"pending": ["M"]}])
@@ -146,13 +148,13 @@ def test_activating_model_is_joined_only_if_in_the_catalogue(activation: Any) ->
     health = Health.model_validate({"activation": {"state": "pre_warming"} | activation})
     fleet_view = view(node("a"), node("b", health=health))
     cold = decide(fleet_view, catalogue(), "M")
-    assert isinstance(cold, Cold) and cold.node == "b"
+    assert isinstance(cold, ColdPlacement) and cold.node == "b"
     assert rejection(fleet_view) == (503, "service_unavailable", 5)
 
 
 def test_unloaded_model_is_loaded_on_the_node_that_lists_it() -> None:
     cold = decide(view(node("a"), node("b", info("unloaded", harness="torch"))), EMPTY, "M")
-    assert isinstance(cold, Cold) and (cold.node, cold.spec.model_id) == ("b", "M")
+    assert isinstance(cold, ColdPlacement) and (cold.node, cold.spec.model_id) == ("b", "M")
 
 
 def test_load_spec_follows_the_catalogue() -> None:
@@ -160,7 +162,7 @@ def test_load_spec_follows_the_catalogue() -> None:
         id="Org/M", quant="q6k", tool_parser="glm", source="huggingface", min_devices=2, min_device_vram_mb=20000
     )
     cold = decide(view(node("a", discovery=gpus(12000, 24000, 24000, 24000))), known, "Org/M")
-    assert isinstance(cold, Cold)
+    assert isinstance(cold, ColdPlacement)
     assert cold.spec.json_dict() == {
         "model_id": "Org/M",
         "harness": "torch",
@@ -174,7 +176,7 @@ def test_load_spec_follows_the_catalogue() -> None:
 
 def test_node_without_accelerators_loads_model_without_device_minimum() -> None:
     cold = decide(view(node("a")), catalogue(source="pypi:some-model"), "M")
-    assert isinstance(cold, Cold)
+    assert isinstance(cold, ColdPlacement)
     assert cold.spec.json_dict() == {"model_id": "M", "harness": "torch", "source": "pypi:some-model"}
 
 
@@ -201,7 +203,7 @@ def test_cold_model_is_placed_by_fit_then_free_memory_then_name() -> None:
 
     def chosen(*nodes: Node, **profile: Any) -> str:
         decision = decide(view(*nodes), catalogue(**profile), "M")
-        assert isinstance(decision, Cold)
+        assert isinstance(decision, ColdPlacement)
         return decision.node
 
     assert chosen(with_free("a", 4000), with_free("b", 9000)) == "b"
@@ -215,7 +217,7 @@ def test_cold_model_is_placed_by_fit_then_free_memory_then_name() -> None:
 KEY = b"k" * 16
 
 
-def routed(fleet_view: FleetView, **options: Any) -> Warm:
+def routed(fleet_view: FleetView, **options: Any) -> WarmRoute:
     target = route(fleet_view, "M", **options)
     assert target is not None
     return target

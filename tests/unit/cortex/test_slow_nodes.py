@@ -38,7 +38,7 @@ async def ask(cortex: Cortex, **fields: Any) -> tuple[int, bytes]:
 
 
 async def spent(cortex: Cortex) -> int:
-    [key] = cortex.gateway.gatekeeper.static
+    [key] = cortex.gateway.authenticator.static
     return (await cortex.gateway.ledger.budget(key.principal)).spent
 
 

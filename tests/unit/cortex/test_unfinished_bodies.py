@@ -19,7 +19,7 @@ def with_key(**terms: int) -> dict[str, Any]:
 
 
 def running_requests(cortex: Cortex) -> int:
-    return sum(meter.running for _, meter in cortex.gateway.limits._usage_by_key.values())
+    return sum(meter.running for _, meter in cortex.gateway.rate_limiter._usage_by_key.values())
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -15,7 +15,7 @@ from cortex.running_gateway import eventually
 from helexa.cortex.upstream import client as upstream_client
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.errors import BrokenOff, NotReached, Silent
+from helexa.cortex.upstream.errors import ConnectError, IncompleteResponseError, ReadTimeoutError
 from helexa.cortex.upstream.origin import parse_base
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -128,10 +128,10 @@ async def test_large_request_body_is_sent_completely(client: Upstream) -> None:
         assert server.requests[0].endswith(body)
 
 
-async def test_refused_connection_raises_not_reached(client: Upstream) -> None:
+async def test_refused_connection_raises_connect_error(client: Upstream) -> None:
     async with Server().serving() as server:
         pass
-    with pytest.raises(NotReached):
+    with pytest.raises(ConnectError):
         await ask(client, server)
 
 
@@ -150,7 +150,7 @@ async def test_refused_connection_raises_not_reached(client: Upstream) -> None:
 )
 async def test_invalid_response_head_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
     async with Server(response_bytes, close=True).serving() as server:
-        with pytest.raises(BrokenOff):
+        with pytest.raises(IncompleteResponseError):
             await ask(client, server)
 
 
@@ -165,7 +165,7 @@ async def test_invalid_response_head_raises_broken_off(client: Upstream, respons
 async def test_truncated_body_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
     async with Server(response_bytes, close=True).serving() as server:
         response = await ask(client, server)
-        with pytest.raises(BrokenOff):
+        with pytest.raises(IncompleteResponseError):
             await read(response)
         response.close()
 
@@ -173,12 +173,12 @@ async def test_truncated_body_raises_broken_off(client: Upstream, response_bytes
 async def test_idle_timeout_raises_silent(client: Upstream) -> None:
     client.idle_timeout_secs = 0.05
     async with Server(b"").serving() as server:
-        with pytest.raises(Silent):
+        with pytest.raises(ReadTimeoutError):
             await ask(client, server)
     async with Server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello").serving() as server:
         response = await ask(client, server)
         assert await response.chunk() == b"hello"
-        with pytest.raises(Silent):
+        with pytest.raises(ReadTimeoutError):
             await response.chunk()
 
 
@@ -186,7 +186,7 @@ async def test_shorter_answer_timeout_applies_to_a_reused_connection(client: Ups
     async with Server(OK, b"").serving() as server, asyncio.timeout(30):
         assert await read(await ask(client, server)) == b"hello"
         client.answer_timeout_secs = 0.05
-        with pytest.raises(Silent):
+        with pytest.raises(ReadTimeoutError):
             await client.ask(b"POST", server.url, "/", [], b"", is_alive=lambda: True)
         assert server.connections == 1
 
@@ -221,7 +221,7 @@ async def test_pooled_connection_closed_by_the_server_is_replaced(
 async def test_post_is_not_resent_after_a_pooled_connection_ends(client: Upstream) -> None:
     async with Server(OK, OK, unanswered=2).serving() as server:
         assert await read(await ask(client, server)) == b"hello"
-        with pytest.raises(BrokenOff):
+        with pytest.raises(IncompleteResponseError):
             await ask(client, server)
         assert (len(server.requests), server.connections) == (2, 1)
 

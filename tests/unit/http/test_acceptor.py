@@ -124,7 +124,7 @@ async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCa
 
 def test_limits_leave_descriptors_for_other_purposes() -> None:
     for descriptors in (256, 1024, 4096, 1 << 16):
-        limits = ConnectionLimits.within(descriptors, each=2, others=descriptors // 8)
+        limits = ConnectionLimits.within(descriptors, each=2, other_descriptors=descriptors // 8)
         assert 2 * limits.total + limits.rejected + descriptors // 8 + 64 <= descriptors
         assert limits.per_address == limits.total // 2
     assert ConnectionLimits.within(1 << 16).total == 4096

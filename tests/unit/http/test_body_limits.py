@@ -7,8 +7,8 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.http.body_budget import BodyBudget
-from helexa.http.connections import call
-from helexa.http.connections.call import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
+from helexa.http.connections import request_cycle
+from helexa.http.connections.request_cycle import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
 from http_listener import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -125,8 +125,8 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
 
 
 async def test_body_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_SECS", 0.2)
-    monkeypatch.setattr(call, "MAX_EXTRA_BODY_SECS", 0.01)
+    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.2)
+    monkeypatch.setattr(request_cycle, "MAX_EXTRA_BODY_SECS", 0.01)
     async with listening(size_of_body) as (_, connect):
         reader, writer = await connect()
         writer.write(HEAD % 10**8)

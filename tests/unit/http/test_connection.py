@@ -8,7 +8,7 @@ import pytest
 
 from helexa.core.errors import HelexaError
 from helexa.http.connections import connection
-from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
 from helexa.http.listener import Listener, bind
 from http_listener import GET, OK, body, final_response, hello, listening, start
 
@@ -79,7 +79,7 @@ async def test_pipelined_requests_are_bounded() -> None:
             await writer.drain()
             await asyncio.sleep(0)
         (server_side,) = listener._service.connections
-        assert 1 < len(server_side._calls) < 500
+        assert 1 < len(server_side._cycles) < 500
         released.set()
         for number in range(1000):
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
@@ -154,10 +154,10 @@ async def test_disconnect_ends_the_running_request(waiting: bytes) -> None:
         assert scope["path"] == "/first"
         assert (await receive())["more_body"] is False
         try:
-            with scope["extensions"][HangUp.NAME]:
+            with scope["extensions"][DisconnectGuard.NAME]:
                 begun.set()
                 await asyncio.Event().wait()
-        except ClientGone:
+        except ClientDisconnected:
             task = asyncio.current_task()
             assert task is not None
             outcome.set_result(f"{(await receive())['type']} {task.cancelling()}")

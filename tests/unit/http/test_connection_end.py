@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helexa.http.connections import call, connection
-from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections import connection, request_cycle
+from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
 from helexa.http.connections.connection import Connection
 from helexa.http.listener import Listener
 from http_listener import GET, OK, body, eventually, final_response, hello, listening, start
@@ -94,9 +94,9 @@ async def test_half_closed_client_is_gone_despite_unsent_bytes() -> None:
         await fill(listener, send)
         filled.set()
         try:
-            with scope["extensions"][HangUp.NAME]:
+            with scope["extensions"][DisconnectGuard.NAME]:
                 await asyncio.Event().wait()
-        except ClientGone:
+        except ClientDisconnected:
             outcome.set_result(True)
 
     filled = asyncio.Event()
@@ -119,7 +119,7 @@ async def test_requests_from_one_read_are_bounded() -> None:
         reader, writer = await connect()
         writer.write(b"".join(GET % b"%d" % number for number in range(4000)))
         await eventually(lambda: bool(listener._service.connections) and only(listener)._paused)
-        assert len(only(listener)._calls) < 500
+        assert len(only(listener)._cycles) < 500
         released.set()
         for number in range(4000):
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
@@ -140,7 +140,7 @@ async def test_requests_after_an_unread_body_are_bounded() -> None:
         await reader.readuntil(b"0\r\n\r\n")
         writer.write(bytes(1 << 20) + b"".join(GET % b"%d" % number for number in range(1, 4000)))
         await eventually(lambda: only(listener)._paused)
-        assert len(only(listener)._calls) < 500
+        assert len(only(listener)._cycles) < 500
 
 
 async def test_head_after_an_unread_body_is_limited() -> None:
@@ -157,7 +157,7 @@ async def test_bytes_after_the_last_request_are_dropped(extra: bytes) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         assert scope["path"] == "/a"
         await asyncio.sleep(0.05)  # until the extra bytes have arrived
-        assert len(only(listener)._calls) == 1
+        assert len(only(listener)._cycles) == 1
         await hello(scope, receive, send)
 
     async with listening(application) as (listener, connect):
@@ -201,7 +201,7 @@ async def test_connection_accepted_during_shutdown_is_closed() -> None:
 
 
 async def test_slow_body_raises_timeout_in_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "BODY_SECS", 0.3)
+    monkeypatch.setattr(request_cycle, "BODY_SECS", 0.3)
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -5,10 +5,10 @@ import logging
 from contextlib import aclosing
 
 from helexa.acp.agent.answer import AnswerCollector
-from helexa.acp.agent.calls import Call, Calls, parse_call
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.prompt import read_notes
 from helexa.acp.agent.request_builder import RequestBuilder
+from helexa.acp.agent.tool_call_runner import Call, ToolCallRunner, parse_call
 from helexa.acp.agent.turn import Turn
 from helexa.acp.events import CallChanged, Notice, StopReason, UsageChanged
 from helexa.acp.history import ToolKind, ToolResult
@@ -79,16 +79,16 @@ class Round:
         self.calls = [
             parse_call(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
         ]
-        running = Calls(self._turn)
+        runner = ToolCallRunner(self._turn)
         try:
-            await running.run(self.calls)
+            await runner.run(self.calls)
         except asyncio.CancelledError:
-            unsent_events = running.cancel(self.calls)
-            await self._commit(running.results)
+            unsent_events = runner.cancel(self.calls)
+            await self._commit(runner.results)
             for event in unsent_events:
                 await self._turn.emit(event)
             raise
-        await self._commit(running.results)
+        await self._commit(runner.results)
 
     async def commit_partial(self) -> None:
         """Append the text received so far to the history. Tool calls are neither run nor appended."""

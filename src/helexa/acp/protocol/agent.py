@@ -15,7 +15,7 @@ from helexa.acp.protocol.prompt import read_prompt
 from helexa.acp.protocol.rejection import invalid_params, not_found
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.sessions import Sessions, describe
-from helexa.acp.protocol.wire import current_request
+from helexa.acp.protocol.validating_transport import current_request
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer

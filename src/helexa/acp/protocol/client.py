@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from helexa.acp.host.host import HostError
 from helexa.acp.protocol.initialize import ClientCapabilities
-from helexa.acp.protocol.wire import ValidatingTransport, sent_id
+from helexa.acp.protocol.validating_transport import ValidatingTransport, sent_id
 
 
 class Connection(Protocol):

@@ -10,7 +10,7 @@ from helexa.acp.protocol.agent import Agent
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.initialize import ClientCapabilities
 from helexa.acp.protocol.rejection import RpcError, auth_required, internal_error, invalid_params, method_not_found
-from helexa.acp.protocol.wire import Message, Transport, ValidatingTransport
+from helexa.acp.protocol.validating_transport import Message, Transport, ValidatingTransport
 
 logger = logging.getLogger(__name__)
 

@@ -75,7 +75,7 @@ class StdioTransport:
                 if not self._skipping:
                     return line
                 self._skipping = False
-                await self._refuse_long_line()
+                await self._reject_long_line()
                 continue
             self._searched = len(self._buffer)
             if self._searched > MAX_LINE_BYTES:
@@ -91,7 +91,7 @@ class StdioTransport:
                 return line or None
             self._buffer += chunk
 
-    async def _refuse_long_line(self) -> None:
+    async def _reject_long_line(self) -> None:
         reason = f"a message is longer than {MAX_LINE_BYTES} bytes"
         await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(reason).body()})
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -15,7 +16,6 @@ from helexa.acp.providers.provider import (
     ReasoningDelta,
     Usage,
 )
-from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
 
 NAME = "anthropic-messages"
 
@@ -47,7 +47,7 @@ class AnthropicMessages:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /messages` for a model request, without the keys in `rejected`; see `Wire`."""
+        """Return the JSON body of `POST /messages` without the keys in `rejected`; see `ApiFormat`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -76,7 +76,7 @@ class AnthropicMessages:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """Return a new object that converts the stream events of one response to model events; see `Wire`."""
+        """Return a new object that converts the stream events of one response to model events; see `ApiFormat`."""
         return MessageReader(request.model, endpoint)
 
 

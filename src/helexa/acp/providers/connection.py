@@ -12,9 +12,9 @@ import httpx2
 
 from helexa.acp.config import Endpoint
 from helexa.acp.json_line import sendable
+from helexa.acp.providers.api_format import Json
 from helexa.acp.providers.provider import ProviderError
 from helexa.acp.providers.rejection import provider_error
-from helexa.acp.providers.wire import Json
 
 MAX_BYTES = 64 << 20
 """Largest size of one response in bytes. Larger responses come from broken servers."""

@@ -40,7 +40,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class UnparsedCall:
     """An unparsed tool call that the model wrote as text.
 
     Attributes:
@@ -54,7 +54,7 @@ class Body:
     closed: bool
 
 
-Segment = Text | Thought | Body
+Segment = Text | Thought | UnparsedCall
 
 
 class _State(Enum):
@@ -156,13 +156,13 @@ class MarkerParser:
         elif text:
             yield kind(text)
 
-    def _call(self, remaining: str, end: str) -> Body:
+    def _call(self, remaining: str, end: str) -> UnparsedCall:
         inner = "".join(self._body) + remaining
         self._body.clear()
         if self._state is _State.CALL:
-            return Body(inner, f"{CALL}{inner}{end}", bool(end))
+            return UnparsedCall(inner, f"{CALL}{inner}{end}", bool(end))
         markup = f"{FUNCTION}{inner}{end}"
-        return Body(markup, markup, bool(end))
+        return UnparsedCall(markup, markup, bool(end))
 
     def _emit_text(self, length: int) -> Iterator[Segment]:
         if length:

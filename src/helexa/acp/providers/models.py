@@ -150,5 +150,5 @@ async def _open(endpoint: Endpoint) -> Provider:
 
     The modules of the clients are imported in a thread, because the import is slow.
     """
-    opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.opening")
+    opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.provider_factory")
     return await opening.open_provider(endpoint)

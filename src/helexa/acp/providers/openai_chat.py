@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from helexa.acp.history import AssistantMessage, Image, Message, Part, Text, ToolResult, UserMessage
+from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -15,7 +16,6 @@ from helexa.acp.providers.provider import (
     ReasoningDelta,
     Usage,
 )
-from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
 
 NAME = "openai-chat"
 
@@ -47,7 +47,7 @@ class OpenAIChat:
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
         """Return the JSON body of `POST /chat/completions` for a model request, without the keys in `rejected`.
 
-        See `Wire`.
+        See `ApiFormat`.
         """
         body: Json = {
             "model": request.model,
@@ -80,7 +80,7 @@ class OpenAIChat:
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """Return a new object that converts the chunks of one response to model events; see `Wire`."""
+        """Return a new object that converts the chunks of one response to model events; see `ApiFormat`."""
         return ChatReader(endpoint)
 
 

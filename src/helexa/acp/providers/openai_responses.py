@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from helexa.acp.history import AssistantMessage, Image, Text, ToolResult, UserMessage
+from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -15,7 +16,6 @@ from helexa.acp.providers.provider import (
     Usage,
 )
 from helexa.acp.providers.rejection import provider_error
-from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
 
 NAME = "openai-responses"
 
@@ -32,7 +32,7 @@ class OpenAIResponses:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /responses` for a model request, without the keys in `rejected`; see `Wire`."""
+        """Return the JSON body of `POST /responses` without the keys in `rejected`; see `ApiFormat`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -65,7 +65,7 @@ class OpenAIResponses:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """Return a new object that converts the stream events of one response to model events; see `Wire`."""
+        """Return a new object that converts the stream events of one response to model events; see `ApiFormat`."""
         return ResponseReader(request.model, endpoint)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from helexa.acp.history import AssistantMessage, Message, Text, ToolResult, UserMessage
 from helexa.acp.providers import markers
-from helexa.acp.providers.markers import Body, MarkerParser, Segment, Thought
+from helexa.acp.providers.markers import MarkerParser, Segment, Thought, UnparsedCall
 from helexa.acp.providers.provider import AnswerDelta, CallDelta, End, ModelEvent, ModelRequest, ReasoningDelta
 from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
 
@@ -50,7 +50,7 @@ class MarkerReader:
         self._parser = MarkerParser(fences=not calls_requested)
         self._has_native_calls = False
         self._call_count = 0
-        self._doubtful: list[tuple[Body, ParsedCall]] = []
+        self._doubtful: list[tuple[UnparsedCall, ParsedCall]] = []
 
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
         """Yield the events for one event of the response.
@@ -63,8 +63,8 @@ class MarkerReader:
                 yield from self._events(self._parser.feed(text))
             case End(reason, extras):
                 yield from self._events(self._parser.finish())
-                for body, call in self._doubtful:
-                    yield AnswerDelta(body.verbatim) if self._has_native_calls else self._call(call)
+                for unparsed, call in self._doubtful:
+                    yield AnswerDelta(unparsed.verbatim) if self._has_native_calls else self._call(call)
                 yield End("tool_calls" if self._call_count and reason == "stop" else reason, extras)
             case _:
                 self._has_native_calls = self._has_native_calls or isinstance(event, CallDelta)
@@ -73,23 +73,23 @@ class MarkerReader:
     def _events(self, segments: list[Segment]) -> Iterator[ModelEvent]:
         for segment in segments:
             match segment:
-                case Body():
-                    yield from self._body(segment)
+                case UnparsedCall():
+                    yield from self._unparsed_call(segment)
                 case Thought(text):
                     yield ReasoningDelta(text)
                 case _:
                     yield AnswerDelta(segment.text)
 
-    def _body(self, body: Body) -> Iterator[ModelEvent]:
-        if not body.text.strip():
+    def _unparsed_call(self, unparsed: UnparsedCall) -> Iterator[ModelEvent]:
+        if not unparsed.text.strip():
             return
-        call = repair("", body.text, self._schemas)
+        call = repair("", unparsed.text, self._schemas)
         if self._calls_requested:
-            yield self._call(call, body.text)
+            yield self._call(call, unparsed.text)
         elif isinstance(call, ParsedCall) and call.name in self._schemas:
-            self._doubtful.append((body, call))
+            self._doubtful.append((unparsed, call))
         else:
-            yield AnswerDelta(body.verbatim)
+            yield AnswerDelta(unparsed.verbatim)
 
     def _call(self, call: ParsedCall | MalformedCall, text: str = "") -> CallDelta:
         index, self._call_count = self._call_count, self._call_count + 1

@@ -25,7 +25,7 @@ MIN_SAMPLES = 5
 MIN_EFFECT = 0.03
 MAD_FACTOR = 2.0
 CONFIDENCE = 0.95
-CONFIRMING_CONFIDENCE = 0.98  # for alerts: each build has many cells, so false alarms add up
+CONFIRMING_CONFIDENCE = 0.98  # for alerts: each build has many configurations, so false alarms add up
 RESAMPLES = 2000
 _SEED = 20_260_613
 

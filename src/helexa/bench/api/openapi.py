@@ -16,7 +16,7 @@ What was measured, read only. Every number of the pages is here under the same n
 
 Durations are seconds where a name ends with `_s` and milliseconds where it ends with `_ms`; moments are UTC epoch
 milliseconds. `null` is what was not measured. Answers that are lists of rows are CSV with `format=csv`."""
-_REFUSALS = {
+_ERROR_RESPONSES = {
     "400": "a parameter is unknown, missing or wrong",
     "404": "there is no such thing",
     "500": "a fault of ours",
@@ -49,7 +49,7 @@ def document() -> bytes:
                         "text/csv": {"schema": {"type": "string"}},
                     },
                 },
-                **_refusals(),
+                **_error_responses(),
             },
         }
     }
@@ -80,7 +80,7 @@ def _operation(query: ApiQuery, shape: Any) -> dict[str, Any]:
         "operationId": f"get{query.path.title()}",
         "summary": query.summary,
         "parameters": [*_parameters(query.parameters), *([_FORMAT] if query.table else [])],
-        "responses": {"200": {"description": "as asked", "content": content}, **_refusals()},
+        "responses": {"200": {"description": "as asked", "content": content}, **_error_responses()},
     }
 
 
@@ -97,6 +97,6 @@ def _parameters(parameters: Parameters) -> list[dict[str, Any]]:
     ]
 
 
-def _refusals() -> dict[str, Any]:
+def _error_responses() -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
-    return {status: {"description": about, "content": text} for status, about in _REFUSALS.items()}
+    return {status: {"description": about, "content": text} for status, about in _ERROR_RESPONSES.items()}

@@ -73,17 +73,17 @@ def _where(query: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _series(archive: Archive, query: Mapping[str, Any]) -> list[series.Series]:
-    names = archive.names
-    kinds = {row.name: row.kind for row in names.scenarios.values()}
+    tables = archive.tables
+    kinds = {row.name: row.kind for row in tables.scenarios.values()}
     if query["scenario"] not in kinds:
         raise LookupError(f"no scenario is called '{query['scenario']}'")
     metric = query["metric"] or summary.headline_of(kinds[query["scenario"]])
-    targets = [query["host"]] if query["host"] else [row.name for row in names.targets.values()]
+    targets = [query["host"]] if query["host"] else [row.name for row in tables.targets.values()]
     trends = [series.series(archive, target, query["model"], query["scenario"], metric) for target in targets]
     return [trend for trend in trends if trend.points]
 
 
-def _compare(archive: Archive, query: Mapping[str, Any]) -> list[comparison.Compared]:
+def _compare(archive: Archive, query: Mapping[str, Any]) -> list[comparison.MetricComparison]:
     a, b = (comparison.Side.parse(query[side]) for side in ("a", "b"))
     metrics = (query["metric"],) if query["metric"] else comparison.COMPARED
     return comparison.compare(archive, a, b, model=query["model"], metrics=metrics)
@@ -184,7 +184,7 @@ QUESTIONS = (
     ApiQuery(
         "compare",
         "Two builds, targets or engines: ratios of medians with 95 % intervals",
-        list[comparison.Compared],
+        list[comparison.MetricComparison],
         _compare,
         {
             "a": Parameter(_SIDE, required=True),

@@ -91,5 +91,5 @@ def read_query(arguments: Mapping[str, str], parameters: Parameters) -> dict[str
     return {name: parameter.read(name, arguments.get(name)) for name, parameter in parameters.items()}
 
 
-def _wrong(name: str, what: str) -> ApiError:
-    return ApiError(400, "invalid_parameter", f"'{name}' {what}", param=name)
+def _wrong(name: str, problem: str) -> ApiError:
+    return ApiError(400, "invalid_parameter", f"'{name}' {problem}", param=name)

@@ -42,7 +42,7 @@ def routes() -> list[Route]:
     ]
 
 
-async def refuse_api_error(_request: Request, error: Exception) -> Response:
+async def api_error_response(_request: Request, error: Exception) -> Response:
     """Return the response for `error` as one line of plain text. Errors other than `ApiError` get status 500."""
     status = error.status if isinstance(error, ApiError) else 500
     headers = error.headers() if isinstance(error, ApiError) else {}

@@ -36,7 +36,7 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
         log_format: Text lines, or JSON objects.
     """
     from helexa.bench import daemon
-    from helexa.bench.alerts import EXIT_REGRESSED, Watch, payload
+    from helexa.bench.alerts import EXIT_REGRESSED, AlertMonitor, payload
     from helexa.bench.results.archive import Archive
     from helexa.bench.store.database import measuring
     from helexa.bench.store.store import Store
@@ -46,8 +46,8 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
     settings = read_config(config)
     database = settings.bench.db_path
     with measuring(database), Store(database) as store, Archive(database) as archive:
-        watch = Watch(settings.alerts, store, archive, settings.bench.samples_per_version)
-        report, review = asyncio.run(daemon.sweep_and_judge(settings, store, watch))
+        monitor = AlertMonitor(settings.alerts, store, archive, settings.bench.samples_per_version)
+        report, review = asyncio.run(daemon.sweep_and_judge(settings, store, monitor))
     code = _exit_code(report.measured, report.failed, report.skipped, len(report.unreachable))
     for alert in (*review.regressed, *review.improved):
         print(f"{alert.verdict}: {payload(alert)['text']}")
@@ -75,11 +75,13 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
     scenario = swap_scenario(settings.scenarios)
     with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
         report = asyncio.run(
-            daemon.sweep_once(settings, store, [scenario], lambda cell: store.count(cell).good + samples)
+            daemon.sweep_once(
+                settings, store, [scenario], lambda configuration: store.count(configuration).good + samples
+            )
         )
     return _exit_code(report.measured, report.failed, report.skipped, len(report.unreachable))
 
 
 def _exit_code(measured: int, failed: int, skipped: int, unreachable: int) -> int:
-    print(f"{measured} measured, {failed} failed, {skipped} cells were complete, {unreachable} targets unreachable")
+    print(f"{measured} measured, {failed} failed, {skipped} configurations complete, {unreachable} targets unreachable")
     return 1 if failed or unreachable else 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.pages.words import UNITS
+from helexa.bench.pages.formatting import UNITS
 from helexa.bench.results.capacity import Capacity
 from helexa.bench.results.runs import RunDetail
 from helexa.bench.results.scaling import Scaling

@@ -25,11 +25,11 @@ def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
         return None
     width, height = SPARK
     low, high = min(values), max(values)
-    room = max(high - low, 0.04 * abs(high)) or 1.0
+    value_range = max(high - low, 0.04 * abs(high)) or 1.0
     middle = (low + high) / 2
     step = (width - 2 * _MARGIN) / (len(values) - 1)
     points = [
-        (round(_MARGIN + place * step, 1), round(height / 2 - (value - middle) / room * (height - 6), 1))
+        (round(_MARGIN + place * step, 1), round(height / 2 - (value - middle) / value_range * (height - 6), 1))
         for place, value in enumerate(values)
     ]
     return "M" + "L".join(f"{x} {y}" for x, y in points), *points[-1]

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.pages import drawings, words
+from helexa.bench.pages import drawings, formatting
 from helexa.core.version import __version__
 
 Link = Callable[..., str | None]
@@ -49,7 +49,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     names = ("number", "seconds", "measured", "share", "change", "moment", "day", "memory")
-    jinja.filters |= {name: getattr(words, name) for name in names} | {"data": _data}
+    jinja.filters |= {name: getattr(formatting, name) for name in names} | {"data": _data}
     jinja.globals |= {"METRICS": METRICS, "drawings": drawings}
     return jinja
 

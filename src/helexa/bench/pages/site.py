@@ -148,7 +148,7 @@ def live_link(root: str) -> Link:
     return link
 
 
-async def refuse(request: Request, error: Exception) -> Response:
+async def error_page(request: Request, error: Exception) -> Response:
     """Return an HTML error page for `error`. Errors other than `ApiError` get status 500."""
     known = isinstance(error, ApiError)
     status = error.status if known else 500

@@ -9,7 +9,7 @@ from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import hardware_label
+from helexa.bench.results.dimension_tables import hardware_label
 from helexa.bench.store.rows import TargetRow
 
 Context = dict[str, Any]
@@ -27,8 +27,8 @@ def overview(archive: Archive, query: Query) -> Context:
     by_target: dict[str, list[summary.SummaryRow]] = {}
     for row in rows:
         by_target.setdefault(row.target_name, []).append(row)
-    hosts = archive.names.hosts
-    labels = Counter(row.label for row in archive.names.targets.values())
+    hosts = archive.tables.hosts
+    labels = Counter(row.label for row in archive.tables.targets.values())
     targets = [
         {
             "name": name,
@@ -36,17 +36,17 @@ def overview(archive: Archive, query: Query) -> Context:
             "host": hosts[newest.host_id],
             "hardware": hardware_label(hosts[newest.host_id]),
             "newest": newest,
-            "models": list(dict.fromkeys(one.model_id for one in cells)),
-            "scenarios": list(dict.fromkeys(one.scenario_id for one in cells)),
-            "cells": {(one.model_id, one.scenario_id): one for one in cells},
-            "failures": sum(one.failures for one in cells),
-            "samples": sum(one.samples for one in cells),
-            "judged": any(one.verdict.interval for one in cells),
+            "models": list(dict.fromkeys(one.model_id for one in rows)),
+            "scenarios": list(dict.fromkeys(one.scenario_id for one in rows)),
+            "cells": {(one.model_id, one.scenario_id): one for one in rows},
+            "failures": sum(one.failures for one in rows),
+            "samples": sum(one.samples for one in rows),
+            "judged": any(one.verdict.interval for one in rows),
             "alerts": sum(one.target == name and one.verdict == "regressed" for one in raised),
         }
-        for name, cells in by_target.items()
-        for newest in [max(cells, key=lambda one: one.last_ms)]
-        for target in [next(row for row in archive.names.targets.values() if row.name == name)]
+        for name, rows in by_target.items()
+        for newest in [max(rows, key=lambda one: one.last_ms)]
+        for target in [next(row for row in archive.tables.targets.values() if row.name == name)]
     ]
     shown = [one for one in targets if query["target"] in (None, one["name"])] or targets
     return {"targets": targets, "shown": shown, "runs": archive.answer("count", archive.reader.run_count)}
@@ -61,16 +61,16 @@ def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
 
 def trends(archive: Archive, query: Query) -> Context:
     """Return the variables of the trends page: one metric over all builds of a target, model and scenario."""
-    cell = _first_cell(archive, query, ("target", "model", "scenario"))
-    if cell is None:
+    configuration = _first_configuration(archive, query, ("target", "model", "scenario"))
+    if configuration is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
-    kind = next(row.kind for row in archive.names.scenarios.values() if row.name == cell["scenario"])
+    kind = next(row.kind for row in archive.tables.scenarios.values() if row.name == configuration["scenario"])
     metric = query["metric"] or summary.headline_of(kind)
-    trend = series.series(archive, cell["target"], cell["model"], cell["scenario"], metric)
+    trend = series.series(archive, configuration["target"], configuration["model"], configuration["scenario"], metric)
     baseline = next((point for point in trend.points if point.sha == query["baseline"]), None)
     return {
         "series": trend,
-        "chosen": cell | {"metric": metric, "x": query["x"], "baseline": baseline and baseline.sha},
+        "chosen": configuration | {"metric": metric, "x": query["x"], "baseline": baseline and baseline.sha},
         "baseline": baseline,
         "chart": charts.trend(trend, query["x"], baseline and baseline.p50) if trend.points else None,
         "rows": trend.points[::-1][:_MOST_ROWS],
@@ -111,7 +111,7 @@ def compare(archive: Archive, query: Query) -> Context:
     a, b = query["a"], query["b"]
     if not a and not b:
         a, b = _newest_sides(archive)
-    compared: list[comparison.Compared] = []
+    compared: list[comparison.MetricComparison] = []
     wrong = None
     metric = query["metric"] or "output_tps_user"
     if a and b:
@@ -138,28 +138,32 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
     Only builds with samples of the most recently measured model and scenario are considered. With fewer than two
     builds, return None for both.
     """
-    cells = archive.answer("latest", archive.reader.latest_cells)
-    if not cells:
+    configurations = archive.answer("latest", archive.reader.latest_configurations)
+    if not configurations:
         return None, None
-    newest = max(cells, key=lambda cell: cell.last_ms)
-    names = archive.names
-    target = names.targets[newest.target_id].name
+    newest = max(configurations, key=lambda configuration: configuration.last_ms)
+    tables = archive.tables
+    target = tables.targets[newest.target_id].name
     rows = archive.reader.select(
         "SELECT build_id, max(started_ms) AS last FROM run WHERE target_id = ? AND model_id = ? AND scenario_id = ?"
         " GROUP BY build_id ORDER BY last DESC LIMIT 2",
         (newest.target_id, newest.model_id, newest.scenario_id),
     )
-    sides = [f"{names.labels[row['build_id']]}@{target}" for row in rows]
+    sides = [f"{tables.labels[row['build_id']]}@{target}" for row in rows]
     return (sides[1], sides[0]) if len(sides) == 2 else (None, None)
 
 
 def loads(archive: Archive, query: Query) -> Context:
     """Return the variables of the capacity page: latency and throughput at each concurrency or request rate."""
-    cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
-    curves = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
+    configuration = _first_configuration(archive, query, ("target", "model"), capacity.KINDS)
+    curves = (
+        capacity.capacity(archive, target=configuration["target"], model=configuration["model"])
+        if configuration
+        else []
+    )
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
     return {
-        "chosen": cell or dict(query),
+        "chosen": configuration or dict(query),
         "found": [
             {
                 "capacity": one,
@@ -174,10 +178,12 @@ def loads(archive: Archive, query: Query) -> Context:
 
 def context(archive: Archive, query: Query) -> Context:
     """Return the variables of the context page: prefill and decode rates at each context length."""
-    cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
-    scalings = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
+    configuration = _first_configuration(archive, query, ("target", "model"), scaling.KINDS)
+    scalings = (
+        scaling.scaling(archive, target=configuration["target"], model=configuration["model"]) if configuration else []
+    )
     return {
-        "chosen": cell or dict(query),
+        "chosen": configuration or dict(query),
         "found": scalings,
         "charts": [charts.ladders(scalings, column) for column in ("prefill_tps", "decode_tps")] if scalings else [],
     }
@@ -214,7 +220,7 @@ def method(_archive: Archive, _query: Query) -> Context:
     return {"metrics": METRICS.values(), "rule": verdict, "knee_factor": capacity.KNEE_FACTOR}
 
 
-def _first_cell(
+def _first_configuration(
     archive: Archive, query: Query, parts: tuple[str, ...], kinds: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
     """Select the benchmark configuration that a page shows.
@@ -231,15 +237,15 @@ def _first_cell(
     Returns:
         The value of each of `parts`, or None if nothing has been measured.
     """
-    cells = [
+    configurations = [
         {"target": row.target_name, "model": row.model_id, "scenario": row.scenario_id}
         for row in summary.summary(archive)
         if not kinds or row.kind in kinds
     ]
     for depth in range(len(parts), -1, -1):
-        for cell in cells:
-            if all(query[part] in (None, cell[part]) for part in parts[:depth]):
-                return {part: cell[part] for part in parts}
+        for configuration in configurations:
+            if all(query[part] in (None, configuration[part]) for part in parts[:depth]):
+                return {part: configuration[part] for part in parts}
     return None
 
 

@@ -43,14 +43,14 @@ def alerts(
 
     Only the newest `limit` alerts are read and then filtered, so fewer may be returned.
     """
-    names = archive.names
+    tables = archive.tables
     alert_rows = [
         Alert(
             id=row.id,
-            target=names.targets[row.target_id].name,
-            model=names.models[row.model_id].name,
-            scenario=names.scenarios[row.scenario_id].name,
-            build=names.labels[row.build_id],
+            target=tables.targets[row.target_id].name,
+            model=tables.models[row.model_id].name,
+            scenario=tables.scenarios[row.scenario_id].name,
+            build=tables.labels[row.build_id],
             metric=row.metric,
             better=METRICS[row.metric].better,
             state=row.state,
@@ -61,7 +61,7 @@ def alerts(
             threshold=row.threshold,
             samples=row.samples,
             baseline_samples=row.baseline_samples,
-            baseline=[names.labels[id] for id in row.baseline_builds if id in names.labels],
+            baseline=[tables.labels[id] for id in row.baseline_builds if id in tables.labels],
             raised_ms=row.raised_ms,
             updated_ms=row.updated_ms,
             delivered_ms=row.delivered_ms,

@@ -5,11 +5,11 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Self, TypeVar
 
-from helexa.bench.results.names import Names
+from helexa.bench.results.dimension_tables import DimensionTables
 from helexa.bench.store.reader import Reader
 
 _MOST_ANSWERS = 256
-_MOST_KEPT = 8192
+_MOST_PERMANENT = 8192
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Archive:
         self.reader = Reader(path)
         self._version = -1
         self._answers: OrderedDict[Hashable, object] = OrderedDict()
-        self._kept: OrderedDict[Hashable, object] = OrderedDict()
+        self._permanent: OrderedDict[Hashable, object] = OrderedDict()
 
     def __enter__(self) -> Self:
         return self
@@ -38,9 +38,9 @@ class Archive:
         self.reader.close()
 
     @property
-    def names(self) -> Names:
+    def tables(self) -> DimensionTables:
         """Rows of all targets, hosts, builds, models and scenarios by row id."""
-        return self.answer("names", lambda: Names.read(self.reader))
+        return self.answer("tables", lambda: DimensionTables.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find()`, and cache it under `key`.
@@ -58,7 +58,7 @@ class Archive:
 
         In contrast to `answer`, the cached result is also used after another process has written to the database.
         """
-        return _remembered(self._kept, _MOST_KEPT, key, find)
+        return _remembered(self._permanent, _MOST_PERMANENT, key, find)
 
 
 def _remembered(memory: OrderedDict[Hashable, object], most: int, key: Hashable, find: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ the loads with the best trade-offs between total throughput and rate per user.
 from dataclasses import dataclass, replace
 
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.latest import LatestCell, by_group, latest
+from helexa.bench.results.latest import LatestResult, by_group, latest
 
 KNEE_FACTOR = 2
 KINDS = ("concurrency", "rate")
@@ -72,11 +72,11 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
         model: name of the only model to return, or None for all.
     """
     curves: list[Capacity] = []
-    cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
-    for target_name, model_name, group in by_group(cells):
+    results = [result for result in latest(archive, target=target, model=model, kinds=KINDS) if result.rows]
+    for target_name, model_name, group in by_group(results):
         for kind in KINDS:
             loop = "closed" if kind == "concurrency" else "open"
-            steps = [cell for cell in group if cell.kind == kind]
+            steps = [result for result in group if result.kind == kind]
             points = sorted(filter(None, map(_point, steps)), key=lambda point: point.load)
             if points:
                 marked = [_with_pareto(point, points) for point in points]
@@ -122,27 +122,27 @@ def _with_pareto(point: CapacityPoint, points: list[CapacityPoint]) -> CapacityP
     return replace(point, pareto=not beaten)
 
 
-def _point(cell: LatestCell) -> CapacityPoint | None:
-    concurrency = next((row["concurrency"] for row in cell.rows), None)
-    rate = cell.param("rate_rps") or cell.median("rate_rps")
-    load = concurrency if cell.kind == "concurrency" else rate
+def _point(result: LatestResult) -> CapacityPoint | None:
+    concurrency = next((row["concurrency"] for row in result.rows), None)
+    rate = result.param("rate_rps") or result.median("rate_rps")
+    load = concurrency if result.kind == "concurrency" else rate
     if load is None:
         return None
-    issued = sum(cell.values("requests"))
+    issued = sum(result.values("requests"))
     return CapacityPoint(
-        scenario=cell.scenario,
+        scenario=result.scenario,
         load=load,
         concurrency=concurrency,
         rate_rps=rate,
-        decode_tps=cell.median("output_tps_user"),
-        output_tps=cell.median("output_tps"),
-        tpot_s=cell.median("tpot_s"),
-        ttft_s=cell.median("ttft_s"),
-        ttft_p95_s=cell.median("ttft_p95_s"),
-        queue_wait_ms=cell.median_ms("queue_s"),
-        goodput_rps=cell.median("goodput_rps"),
-        goodput_share=cell.median("goodput_share"),
-        reject_rate=sum(cell.values("rejected")) / issued if issued else None,
-        samples=len(cell.rows),
-        estimated=cell.any("estimated"),
+        decode_tps=result.median("output_tps_user"),
+        output_tps=result.median("output_tps"),
+        tpot_s=result.median("tpot_s"),
+        ttft_s=result.median("ttft_s"),
+        ttft_p95_s=result.median("ttft_p95_s"),
+        queue_wait_ms=result.median_ms("queue_s"),
+        goodput_rps=result.median("goodput_rps"),
+        goodput_share=result.median("goodput_share"),
+        reject_rate=sum(result.values("rejected")) / issued if issued else None,
+        samples=len(result.rows),
+        estimated=result.any("estimated"),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from helexa.bench.analysis.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.differences import CellIds, cell_ids, differences
+from helexa.bench.results.differences import ConfigurationIds, configuration_ids, differences
 from helexa.bench.results.latest import latest, scenario_order
 
 COMPARED = ("ttft_s", "tpot_s", "output_tps_user", "output_tps", "prefill_tps", "load_s", "goodput_rps")
@@ -33,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class MetricComparison:
     """The comparison of one metric between sides A and B, for one model and scenario.
 
     Attributes:
@@ -61,7 +61,7 @@ class Compared:
 
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
-) -> list[Compared]:
+) -> list[MetricComparison]:
     """Compare two sides. Return one comparison for each model, scenario and metric that was measured on both sides.
 
     If a side has several builds, only the build that was measured last is used, for each model and scenario.
@@ -79,14 +79,14 @@ def compare(
     return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
 
 
-def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[Compared]:
+def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[MetricComparison]:
     apart = a.target is None and b.target is None
     left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
-    names = archive.names
-    rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
-    compared: list[Compared] = []
+    tables = archive.tables
+    rank = {row.name: scenario_order(tables, row.id) for row in tables.scenarios.values()}
+    compared: list[MetricComparison] = []
     for key in sorted(left.keys() & right.keys(), key=lambda key: (*key[:2], rank[key[2]])):
-        differs = differences(names, left[key].cell, right[key].cell)
+        differs = differences(tables, left[key].configuration, right[key].configuration)
         for metric in metrics:
             mine, theirs = left[key].values(metric), right[key].values(metric)
             if mine and theirs:
@@ -102,14 +102,14 @@ def _compared(
     mine: list[float],
     theirs: list[float],
     differs: list[str],
-) -> Compared:
+) -> MetricComparison:
     about = METRICS[metric]
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
     state: Any = "too few" if ratio is None else "same"
     if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
         state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
-    return Compared(
+    return MetricComparison(
         target=target,
         model=model,
         scenario=scenario,
@@ -128,9 +128,9 @@ def _compared(
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """The samples of one benchmark configuration (cell), as database rows."""
+    """The samples of one benchmark configuration, as database rows."""
 
-    cell: CellIds
+    configuration: ConfigurationIds
     rows: list[Mapping[str, Any]]
 
     def values(self, metric: str) -> list[float]:
@@ -143,18 +143,20 @@ Rows = dict[tuple[str, str, str], _Samples]
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
     """Return the samples of one side of a comparison, as a dict with keys of target, model and scenario.
 
-    Each key has only the samples of the most recently measured cell (host, build and configuration). If `apart` is
-    False, the target in the keys is an empty string.
+    Each key has only the samples of the most recently measured configuration. If `apart` is False, the target in the
+    keys is an empty string.
 
     Raises:
         LookupError: the side has no measurements.
     """
     if side.build is None:
-        cells = latest(archive, target=side.target, model=model)
+        results = latest(archive, target=side.target, model=model)
         samples = {
-            (cell.target if apart else "", cell.model, cell.scenario): _Samples(cell_ids(cell.cell), [*cell.rows])
-            for cell in cells
-            if cell.rows
+            (result.target if apart else "", result.model, result.scenario): _Samples(
+                configuration_ids(result.configuration), [*result.rows]
+            )
+            for result in results
+            if result.rows
         }
     else:
         samples = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
@@ -167,7 +169,7 @@ def _samples_of_build(
     archive: Archive, builds: list[int], target: str | None, model: str | None, metrics: Sequence[str], apart: bool
 ) -> Rows:
     rows = archive.reader.select(
-        f"SELECT {', '.join(f'run.{name}' for name in (*CellIds._fields, *metrics))}, model.name AS model,"
+        f"SELECT {', '.join(f'run.{name}' for name in (*ConfigurationIds._fields, *metrics))}, model.name AS model,"
         " scenario.name AS scenario FROM run"
         " JOIN model ON model.id = run.model_id JOIN scenario ON scenario.id = run.scenario_id"
         f" WHERE run.ok AND run.build_id IN ({', '.join('?' * len(builds))}) AND (? IS NULL OR model.name = ?)"
@@ -177,16 +179,16 @@ def _samples_of_build(
     )
     samples: Rows = {}
     for row in map(dict, rows):
-        cell = CellIds(*(row[name] for name in CellIds._fields))
-        where = archive.names.targets[cell.target_id].name if apart else ""
-        kept = samples.setdefault((where, row["model"], row["scenario"]), _Samples(cell, []))
-        if kept.cell == cell:
-            kept.rows.append(row)
+        configuration = ConfigurationIds(*(row[name] for name in ConfigurationIds._fields))
+        where = archive.tables.targets[configuration.target_id].name if apart else ""
+        entry = samples.setdefault((where, row["model"], row["scenario"]), _Samples(configuration, []))
+        if entry.configuration == configuration:
+            entry.rows.append(row)
     return samples
 
 
 def _builds(archive: Archive, name: str) -> list[int]:
-    builds, labels = archive.names.builds, archive.names.labels
+    builds, labels = archive.tables.builds, archive.tables.labels
     samples = [
         id
         for id, row in builds.items()

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from helexa.bench.results.names import Names, hardware_label
-from helexa.bench.store.rows import CellRow, HostRow
+from helexa.bench.results.dimension_tables import DimensionTables, hardware_label
+from helexa.bench.store.rows import ConfigurationRow, HostRow
 
 
-class CellIds(NamedTuple):
-    """The row ids of a benchmark configuration (cell): target, host, build, model and scenario."""
+class ConfigurationIds(NamedTuple):
+    """The row ids of a benchmark configuration: target, host, build, model and scenario."""
 
     target_id: int
     host_id: int
@@ -17,9 +17,15 @@ class CellIds(NamedTuple):
     scenario_id: int
 
 
-def cell_ids(cell: CellRow) -> CellIds:
-    """Return the row ids of `cell`."""
-    return CellIds(cell.target_id, cell.host_id, cell.build_id, cell.model_id, cell.scenario_id)
+def configuration_ids(configuration: ConfigurationRow) -> ConfigurationIds:
+    """Return the row ids of `configuration`."""
+    return ConfigurationIds(
+        configuration.target_id,
+        configuration.host_id,
+        configuration.build_id,
+        configuration.model_id,
+        configuration.scenario_id,
+    )
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
@@ -33,20 +39,20 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
-def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
-    """Return texts that describe the differences of two cells (benchmark configurations) other than the build.
+def differences(tables: DimensionTables, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
+    """Return texts that describe the differences of two benchmark configurations other than the build.
 
     The differences are the target, the hardware, the model configuration and the scenario parameters.
     """
     texts: list[str] = []
     if a.target_id != b.target_id:
-        texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")
+        texts.append(f"target {tables.targets[a.target_id].name} → {tables.targets[b.target_id].name}")
     if a.host_id != b.host_id:
-        texts.append(hardware(names.hosts[a.host_id], names.hosts[b.host_id]) or "other hardware")
+        texts.append(hardware(tables.hosts[a.host_id], tables.hosts[b.host_id]) or "other hardware")
     if a.model_id != b.model_id:
-        texts.append(changes(names.models[a.model_id].config, names.models[b.model_id].config))
+        texts.append(changes(tables.models[a.model_id].config, tables.models[b.model_id].config))
     if a.scenario_id != b.scenario_id:
-        texts.append(changes(names.scenarios[a.scenario_id].params, names.scenarios[b.scenario_id].params))
+        texts.append(changes(tables.scenarios[a.scenario_id].params, tables.scenarios[b.scenario_id].params))
     return texts
 
 

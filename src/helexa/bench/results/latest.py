@@ -7,8 +7,8 @@ from typing import Any
 
 from helexa.bench.measurement.measures import Distribution, distribution
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import Names
-from helexa.bench.store.rows import CellRow
+from helexa.bench.results.dimension_tables import DimensionTables
+from helexa.bench.store.rows import ConfigurationRow
 
 _COLUMNS = (
     *("id", "started_ms", "duration_s", "ok", "estimated", "requests", "completed", "rejected", "timed_out", "failed"),
@@ -24,44 +24,44 @@ KINDS = ("single", "decode", "concurrency", "rate", "agentic", "mixed", "swap", 
 
 
 @dataclass(frozen=True, slots=True)
-class LatestCell:
+class LatestResult:
     """The valid samples of one benchmark configuration, oldest first.
 
     Each entry of `rows` is one sample with columns of the table `run`.
     """
 
-    cell: CellRow
-    names: Names
+    configuration: ConfigurationRow
+    tables: DimensionTables
     rows: list[dict[str, Any]]
 
     @property
     def target(self) -> str:
         """Name of the target."""
-        return self.names.targets[self.cell.target_id].name
+        return self.tables.targets[self.configuration.target_id].name
 
     @property
     def model(self) -> str:
         """Name of the model."""
-        return self.names.models[self.cell.model_id].name
+        return self.tables.models[self.configuration.model_id].name
 
     @property
     def scenario(self) -> str:
         """Name of the scenario."""
-        return self.names.scenarios[self.cell.scenario_id].name
+        return self.tables.scenarios[self.configuration.scenario_id].name
 
     @property
     def kind(self) -> str:
         """Kind of the scenario."""
-        return self.names.scenarios[self.cell.scenario_id].kind
+        return self.tables.scenarios[self.configuration.scenario_id].kind
 
     @property
     def build(self) -> str:
         """Short label of the build."""
-        return self.names.labels[self.cell.build_id]
+        return self.tables.labels[self.configuration.build_id]
 
     def param(self, name: str) -> Any:
         """Return the scenario's parameter `name`, or None if the scenario has no such parameter."""
-        return self.names.scenarios[self.cell.scenario_id].params.get(name)
+        return self.tables.scenarios[self.configuration.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:
         """Return the values of `column`, one per sample, oldest sample first. Values that are None are omitted."""
@@ -88,10 +88,10 @@ class LatestCell:
 
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
-) -> list[LatestCell]:
-    """Return the most recently measured cell (benchmark configuration) of each target, model and scenario.
+) -> list[LatestResult]:
+    """Return the most recently measured benchmark configuration of each target, model and scenario.
 
-    The cells are sorted by target, model and scenario.
+    The results are sorted by target, model and scenario.
 
     Args:
         archive: the result database.
@@ -99,45 +99,60 @@ def latest(
         model: name of the only model to return, or None for all.
         kinds: kinds of scenarios to return. If empty, all are returned.
     """
-    names = archive.names
-    cells = [
-        cell
-        for cell in archive.answer("latest", archive.reader.latest_cells)
-        if (target is None or names.targets[cell.target_id].name == target)
-        and (model is None or names.models[cell.model_id].name == model)
-        and (not kinds or names.scenarios[cell.scenario_id].kind in kinds)
+    tables = archive.tables
+    configurations = [
+        configuration
+        for configuration in archive.answer("latest", archive.reader.latest_configurations)
+        if (target is None or tables.targets[configuration.target_id].name == target)
+        and (model is None or tables.models[configuration.model_id].name == model)
+        and (not kinds or tables.scenarios[configuration.scenario_id].kind in kinds)
     ]
-    latest_cells = [
-        LatestCell(cell, names, archive.answer(("runs", cell), lambda cell=cell: _runs(archive, cell)))
-        for cell in cells
+    results = [
+        LatestResult(
+            configuration,
+            tables,
+            archive.answer(("runs", configuration), lambda configuration=configuration: _runs(archive, configuration)),
+        )
+        for configuration in configurations
     ]
     return sorted(
-        latest_cells, key=lambda cell: (cell.target, cell.model, scenario_order(names, cell.cell.scenario_id))
+        results,
+        key=lambda result: (
+            result.target,
+            result.model,
+            scenario_order(tables, result.configuration.scenario_id),
+        ),
     )
 
 
-def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
+def scenario_order(tables: DimensionTables, scenario_id: int) -> tuple[Any, ...]:
     """Return a sort key for a scenario: first its kind, then its name, with numbers in numeric order."""
-    row = names.scenarios[scenario_id]
+    row = tables.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
     rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)
     return (rank, row.kind, parts)
 
 
-def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:
-    """Yield each target and model with its cells (benchmark configurations).
+def by_group(results: Sequence[LatestResult]) -> Iterator[tuple[str, str, list[LatestResult]]]:
+    """Yield each target and model with its results.
 
     Args:
-        cells: the cells, sorted by target and model.
+        results: the results, sorted by target and model.
     """
-    for (target, model), group in groupby(cells, key=lambda one: (one.target, one.model)):
+    for (target, model), group in groupby(results, key=lambda one: (one.target, one.model)):
         yield target, model, list(group)
 
 
-def _runs(archive: Archive, cell: CellRow) -> list[dict[str, Any]]:
+def _runs(archive: Archive, configuration: ConfigurationRow) -> list[dict[str, Any]]:
     rows = archive.reader.select(
         f"SELECT {', '.join(_COLUMNS)} FROM run WHERE target_id = ? AND model_id = ? AND scenario_id = ?"
         " AND build_id = ? AND host_id = ? AND ok = 1 ORDER BY started_ms, id",
-        (cell.target_id, cell.model_id, cell.scenario_id, cell.build_id, cell.host_id),
+        (
+            configuration.target_id,
+            configuration.model_id,
+            configuration.scenario_id,
+            configuration.build_id,
+            configuration.host_id,
+        ),
     )
     return [dict(row) for row in rows]

@@ -49,9 +49,17 @@ def checks(archive: Archive, *, target: str | None = None, model: str | None = N
     Capability probes are not included.
     """
     return [
-        Check(cell.target, cell.model, cell.scenario, cell.build, score.p50, cell.median("output_tps_user"), score.n)
-        for cell in latest(archive, target=target, model=model)
-        if cell.kind != "capability" and (score := cell.distribution("score")) is not None
+        Check(
+            result.target,
+            result.model,
+            result.scenario,
+            result.build,
+            score.p50,
+            result.median("output_tps_user"),
+            score.n,
+        )
+        for result in latest(archive, target=target, model=model)
+        if result.kind != "capability" and (score := result.distribution("score")) is not None
     ]
 
 
@@ -78,7 +86,7 @@ def artifacts(
             target=row["target"],
             model=row["model"],
             scenario=row["scenario"],
-            build=archive.names.labels[row["build_id"]],
+            build=archive.tables.labels[row["build_id"]],
             artifact=row["artifact"],
             score=row["score"] if row["said"] is None else row["said"],
             scorer="" if row["score"] is None and row["said"] is None else row["scorer"] or "checks",

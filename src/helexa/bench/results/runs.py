@@ -38,9 +38,9 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
         offset: number of samples to skip.
     """
     criteria = {name: filters.get(name) for name in FILTERS}
-    if criteria["host"] in {row.name for row in archive.names.targets.values()}:
+    if criteria["host"] in {row.name for row in archive.tables.targets.values()}:
         criteria["target"], criteria["host"] = criteria["host"], None
-    build_id = next((id for id, label in archive.names.labels.items() if label == criteria["sha"]), None)
+    build_id = next((id for id, label in archive.tables.labels.items() if label == criteria["sha"]), None)
     if build_id is not None:
         criteria |= {"sha": None, "build_id": build_id}
     return archive.reader.runs(limit=min(limit, MOST_RUNS), offset=offset, **criteria)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.latest import LatestCell, by_group, latest
+from helexa.bench.results.latest import LatestResult, by_group, latest
 
 KINDS = ("single", "decode")
 
@@ -50,41 +50,44 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
         model: name of the only model to return, or None for all.
     """
     scalings: list[Scaling] = []
-    cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
-    for target_name, model_name, group in by_group(cells):
-        ladders: dict[str, list[LatestCell]] = {}
-        for cell in group:
-            ladders.setdefault(ladder_kind(cell), []).append(cell)
+    results = [result for result in latest(archive, target=target, model=model, kinds=KINDS) if result.rows]
+    for target_name, model_name, group in by_group(results):
+        ladders: dict[str, list[LatestResult]] = {}
+        for result in group:
+            ladders.setdefault(ladder_kind(result), []).append(result)
         scalings += [_ladder(target_name, model_name, kind, steps) for kind, steps in ladders.items()]
     return scalings
 
 
-def ladder_kind(cell: LatestCell) -> str:
-    """Return the kind of rates that a cell (benchmark configuration) measures.
+def ladder_kind(result: LatestResult) -> str:
+    """Return the kind of rates that a benchmark configuration measures.
 
     The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached
     context).
     """
-    words = cell.scenario.split(":")
-    return "decode" if cell.kind == "decode" else "warm" if "warm" in words else "cold"
+    name_parts = result.scenario.split(":")
+    return "decode" if result.kind == "decode" else "warm" if "warm" in name_parts else "cold"
 
 
-def _ladder(target: str, model: str, kind: str, steps: list[LatestCell]) -> Scaling:
-    points = sorted((_point(cell) for cell in steps), key=lambda point: point.prompt_tokens or point.prompt_size or 0)
+def _ladder(target: str, model: str, kind: str, steps: list[LatestResult]) -> Scaling:
+    points = sorted(
+        (_point(result) for result in steps),
+        key=lambda point: point.prompt_tokens or point.prompt_size or 0,
+    )
     rates = [point.decode_tps for point in points if point.decode_tps]
     flatness = rates[-1] / rates[0] if len(rates) > 1 else None
     return Scaling(target, model, kind, steps[-1].build, points, flatness)
 
 
-def _point(cell: LatestCell) -> ScalingPoint:
+def _point(result: LatestResult) -> ScalingPoint:
     return ScalingPoint(
-        scenario=cell.scenario,
-        prompt_size=cell.param("prompt_tokens") or cell.param("depth_tokens"),
-        prompt_tokens=cell.median("prompt_tokens"),
-        cached_tokens=cell.median("cached_tokens"),
-        prefill_tps=cell.median("prefill_tps"),
-        decode_tps=cell.median("output_tps_user"),
-        ttft_s=cell.median("ttft_s"),
-        samples=len(cell.rows),
-        estimated=cell.any("estimated"),
+        scenario=result.scenario,
+        prompt_size=result.param("prompt_tokens") or result.param("depth_tokens"),
+        prompt_tokens=result.median("prompt_tokens"),
+        cached_tokens=result.median("cached_tokens"),
+        prefill_tps=result.median("prefill_tps"),
+        decode_tps=result.median("output_tps_user"),
+        ttft_s=result.median("ttft_s"),
+        samples=len(result.rows),
+        estimated=result.any("estimated"),
     )

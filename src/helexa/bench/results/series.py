@@ -12,7 +12,7 @@ from helexa.bench.analysis.verdict import MIN_EFFECT, Verdict, judge
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.differences import changes, hardware
-from helexa.bench.store.rows import CellRow
+from helexa.bench.store.rows import ConfigurationRow
 
 HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
@@ -98,8 +98,8 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
     )
     grouped = samples_by_build([dict(row) for row in rows])[-MOST_BUILDS:]
     about = METRICS[metric]
-    target_id = next((row.id for row in archive.names.targets.values() if row.name == target), 0)
-    scenario_ids = frozenset(row.id for row in archive.names.scenarios.values() if row.name == scenario)
+    target_id = next((row.id for row in archive.tables.targets.values() if row.name == target), 0)
+    scenario_ids = frozenset(row.id for row in archive.tables.scenarios.values() if row.name == scenario)
     points = _points(
         archive, grouped, metric, lambda history: known_level(archive, target_id, scenario_ids, metric, history)
     )
@@ -146,8 +146,8 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     return sorted(builds.values(), key=lambda one: one.at_ms)
 
 
-def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `cell`, and the samples of earlier builds with the same hardware and configuration.
+def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
+    """Return the samples of `configuration`, and those of earlier builds with the same hardware and configuration.
 
     The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
     changed between two samples.
@@ -156,7 +156,13 @@ def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamp
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
         f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
         " AND started_ms <= ? ORDER BY id",
-        (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
+        (
+            configuration.target_id,
+            configuration.model_id,
+            configuration.scenario_id,
+            configuration.host_id,
+            configuration.last_ms,
+        ),
     )
     return samples_by_build([dict(row) for row in rows])
 
@@ -215,12 +221,12 @@ def _points(
     histories: dict[tuple[int, int, int], list[BuildSamples]] = {}
     for one, (level, change) in zip(grouped, fits, strict=True):
         history = histories.setdefault((one.host_id, one.model_id, one.scenario_id), [])
-        build = archive.names.builds[one.build_id]
+        build = archive.tables.builds[one.build_id]
         low, middle, high = (float(value) for value in np.percentile(one.values, [10, 50, 90]))
         points.append(
             Point(
                 build_id=one.build_id,
-                sha=archive.names.labels[one.build_id],
+                sha=archive.tables.labels[one.build_id],
                 version=build.version,
                 built_ms=build.built_ms,
                 at_ms=one.at_ms,
@@ -260,15 +266,15 @@ def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float |
 
 def _marks(archive: Archive, points: Sequence[Point]) -> list[Mark]:
     marks: list[Mark] = []
-    names = archive.names
+    tables = archive.tables
     for before, after in pairwise(points):
         if before.host_id != after.host_id:
-            changed = hardware(names.hosts[before.host_id], names.hosts[after.host_id])
+            changed = hardware(tables.hosts[before.host_id], tables.hosts[after.host_id])
             marks.append(Mark(after.at_ms, "hardware", changed or "other hardware"))
         if before.model_id != after.model_id:
-            changed = changes(names.models[before.model_id].config, names.models[after.model_id].config)
+            changed = changes(tables.models[before.model_id].config, tables.models[after.model_id].config)
             marks.append(Mark(after.at_ms, "configuration", changed or "other configuration"))
         if before.scenario_id != after.scenario_id:
-            changed = changes(names.scenarios[before.scenario_id].params, names.scenarios[after.scenario_id].params)
+            changed = changes(tables.scenarios[before.scenario_id].params, tables.scenarios[after.scenario_id].params)
             marks.append(Mark(after.at_ms, "parameters", changed or "other parameters"))
     return marks

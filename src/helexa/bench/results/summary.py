@@ -6,10 +6,10 @@ from statistics import median
 
 from helexa.bench.analysis.verdict import Verdict
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.latest import LatestCell, latest
-from helexa.bench.results.names import gpu_label
-from helexa.bench.results.series import cell_samples, judged, known_level
-from helexa.bench.store.rows import CellRow
+from helexa.bench.results.dimension_tables import gpu_label
+from helexa.bench.results.latest import LatestResult, latest
+from helexa.bench.results.series import configuration_samples, judged, known_level
+from helexa.bench.store.rows import ConfigurationRow
 
 HEADLINES = {
     "concurrency": "output_tps",
@@ -88,8 +88,8 @@ def summary(archive: Archive, *, target: str | None = None, model: str | None = 
         model: name of the only model to return, or None for all.
     """
     return [
-        archive.keep(("summary", cell.cell, cell.build), partial(_row, archive, cell))
-        for cell in latest(archive, target=target, model=model)
+        archive.keep(("summary", result.configuration, result.build), partial(_row, archive, result))
+        for result in latest(archive, target=target, model=model)
     ]
 
 
@@ -98,69 +98,69 @@ def headline_of(kind: str) -> str:
     return HEADLINES.get(kind, "output_tps_user")
 
 
-def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
-    names = cell.names
-    host, build = names.hosts[cell.cell.host_id], names.builds[cell.cell.build_id]
-    ttft, total = cell.distribution("ttft_s"), cell.distribution("e2e_s")
-    size = cell.param("prompt_tokens")
-    headline = headline_of(cell.kind)
-    verdict, recent = _judge(archive, cell.cell, headline)
+def _row(archive: Archive, result: LatestResult) -> SummaryRow:
+    tables = result.tables
+    host, build = tables.hosts[result.configuration.host_id], tables.builds[result.configuration.build_id]
+    ttft, total = result.distribution("ttft_s"), result.distribution("e2e_s")
+    size = result.param("prompt_tokens")
+    headline = headline_of(result.kind)
+    verdict, recent = _judge(archive, result.configuration, headline)
     return SummaryRow(
-        target_name=cell.target,
-        model_id=cell.model,
-        scenario_id=cell.scenario,
-        kind=cell.kind,
+        target_name=result.target,
+        model_id=result.model,
+        scenario_id=result.scenario,
+        kind=result.kind,
         host_id=host.id,
         hostname=host.hostname,
         gpu=gpu_label(host.gpus),
         vram_total_mb=sum(gpu.get("vram_total_mb", 0) for gpu in host.gpus),
-        git_sha=cell.build,
+        git_sha=result.build,
         version=build.version,
-        last_ms=cell.cell.last_ms,
-        samples=cell.cell.samples,
-        failures=cell.cell.failures,
-        estimated=cell.any("estimated"),
+        last_ms=result.configuration.last_ms,
+        samples=result.configuration.samples,
+        failures=result.configuration.failures,
+        estimated=result.any("estimated"),
         prompt_size_approx=size if isinstance(size, int) else None,
-        prompt_tokens=cell.median("prompt_tokens"),
-        cached_tokens=cell.median("cached_tokens"),
+        prompt_tokens=result.median("prompt_tokens"),
+        cached_tokens=result.median("cached_tokens"),
         ttft_s_median=ttft and ttft.p50,
         ttft_s_p95=ttft and ttft.p95,
         ttft_s_p99=ttft and ttft.p99,
-        ttfo_s_median=cell.median("ttfo_s"),
-        tpot_s_median=cell.median("tpot_s"),
-        decode_tps_median=cell.median("output_tps_user"),
-        output_tps_median=cell.median("output_tps"),
+        ttfo_s_median=result.median("ttfo_s"),
+        tpot_s_median=result.median("tpot_s"),
+        decode_tps_median=result.median("output_tps_user"),
+        output_tps_median=result.median("output_tps"),
         total_s_median=total and total.p50,
         total_s_p95=total and total.p95,
         total_s_p99=total and total.p99,
-        prefill_ms_median=cell.median_ms("prefill_s"),
-        decode_ms_median=cell.median_ms("decode_s"),
-        prefill_tps_median=cell.median("prefill_tps"),
-        vram_used_mb_median=cell.median("vram_used_mb"),
-        gpu_util_pct_median=cell.median("gpu_util_pct"),
-        gpu_temp_c_median=cell.median("gpu_temp_c"),
-        gpu_power_w_median=cell.median("gpu_power_w"),
-        concurrency=next(iter(cell.rows), {}).get("concurrency"),
-        rate_rps=cell.median("rate_rps"),
-        ttft_p95_load_s=cell.median("ttft_p95_s"),
-        queue_wait_ms_median=cell.median_ms("queue_s"),
-        rejected_median=cell.median("rejected"),
-        goodput_rps_median=cell.median("goodput_rps"),
-        goodput_share_median=cell.median("goodput_share"),
+        prefill_ms_median=result.median_ms("prefill_s"),
+        decode_ms_median=result.median_ms("decode_s"),
+        prefill_tps_median=result.median("prefill_tps"),
+        vram_used_mb_median=result.median("vram_used_mb"),
+        gpu_util_pct_median=result.median("gpu_util_pct"),
+        gpu_temp_c_median=result.median("gpu_temp_c"),
+        gpu_power_w_median=result.median("gpu_power_w"),
+        concurrency=next(iter(result.rows), {}).get("concurrency"),
+        rate_rps=result.median("rate_rps"),
+        ttft_p95_load_s=result.median("ttft_p95_s"),
+        queue_wait_ms_median=result.median_ms("queue_s"),
+        rejected_median=result.median("rejected"),
+        goodput_rps_median=result.median("goodput_rps"),
+        goodput_share_median=result.median("goodput_share"),
         headline=headline,
-        headline_median=cell.median(headline),
+        headline_median=result.median(headline),
         verdict=verdict,
         recent=recent,
     )
 
 
-def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
-    """Compare the build of a cell (benchmark configuration) with earlier builds.
+def _judge(archive: Archive, configuration: ConfigurationRow, metric: str) -> tuple[Verdict, list[float]]:
+    """Compare the build of a benchmark configuration with earlier builds.
 
     Return the result of the comparison, and the medians of the newest 20 builds, oldest build first.
     """
-    builds = cell_samples(archive, cell, metric)
-    own = next((one.values for one in builds if one.build_id == cell.build_id), [])
-    history = [one for one in builds if one.build_id != cell.build_id]
-    level = known_level(archive, cell.target_id, frozenset({cell.scenario_id}), metric, history)
+    builds = configuration_samples(archive, configuration, metric)
+    own = next((one.values for one in builds if one.build_id == configuration.build_id), [])
+    history = [one for one in builds if one.build_id != configuration.build_id]
+    level = known_level(archive, configuration.target_id, frozenset({configuration.scenario_id}), metric, history)
     return judged(archive, history, own, metric, level), [median(one.values) for one in builds[-_RECENT_BUILDS:]]

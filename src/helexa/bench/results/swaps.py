@@ -27,23 +27,23 @@ class Swap:
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
     """Return the durations for each target, model and scenario. Only scenarios that load models are included."""
     swap_rows: list[Swap] = []
-    for cell in latest(archive, target=target, model=model):
-        load = cell.distribution("load_s")
+    for result in latest(archive, target=target, model=model):
+        load = result.distribution("load_s")
         if load is None:
             continue
         swap_rows.append(
             Swap(
-                target=cell.target,
-                model=cell.model,
-                scenario=cell.scenario,
-                build=cell.build,
-                quant=str(archive.names.models[cell.cell.model_id].config.get("quant") or ""),
-                unload_ms_median=cell.median_ms("unload_s"),
+                target=result.target,
+                model=result.model,
+                scenario=result.scenario,
+                build=result.build,
+                quant=str(archive.tables.models[result.configuration.model_id].config.get("quant") or ""),
+                unload_ms_median=result.median_ms("unload_s"),
                 load_ms_median=load.p50 * 1000,
                 load_ms_p95=load.p95 * 1000,
-                cold_ttft_s_median=cell.median("ttft_s"),
-                cold_total_s_median=cell.median("e2e_s"),
-                vram_used_mb_median=cell.median("vram_used_mb"),
+                cold_ttft_s_median=result.median("ttft_s"),
+                cold_total_s_median=result.median("e2e_s"),
+                vram_used_mb_median=result.median("vram_used_mb"),
                 samples=load.n,
             )
         )

@@ -36,7 +36,7 @@ class Image:
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Request the image and measure the time until the response is complete."""
         client, now = subject.client, subject.clock.now
-        calls = JsonCalls(client.session, client.endpoint, client.dialect.headers(client.bearer))
+        calls = JsonCalls(client.session, client.endpoint, client.api_format.headers(client.bearer))
         body = {
             "model": subject.model.name,
             "prompt": _PROMPT,
@@ -48,11 +48,11 @@ class Image:
         sent, error, answer = now(), None, None
         try:
             answer = await calls.post("/v1/images/generations", body, client.timeout_secs)
-        except TargetError as refusal:
-            error = str(refusal)
+        except TargetError as target_error:
+            error = str(target_error)
         ended = now()
         if error is None and not _is_png(answer):
-            error = "the answer is no PNG picture"
+            error = "the answer is no PNG image"
         record = RequestRecord(sent, sent, ended, "error" if error else "ok", error=error)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         return Outcome([record], error=error, columns={"e2e_s": ended - sent}, extra={"image_usage": usage})

@@ -128,8 +128,8 @@ def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
     The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
     therefore adds 10 %.
     """
-    room = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
-    return "text" in model.capabilities and room
+    fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
+    return "text" in model.capabilities and fits_context
 
 
 _SLACK = 1.1  # prompts are counted in words

@@ -13,7 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from helexa.bench.identity import EXTERNAL, Build, Cell, Gpu, Host, Model, ScenarioKey, Target, TargetKind, digest
+from helexa.bench.identity import (
+    EXTERNAL,
+    Build,
+    Configuration,
+    Gpu,
+    Host,
+    Model,
+    ScenarioKey,
+    Target,
+    TargetKind,
+    digest,
+)
 from helexa.bench.store.database import StoreError
 from helexa.bench.store.rows import Sample
 from helexa.bench.store.store import Store
@@ -61,7 +72,7 @@ def import_runs(store: Store, path: Path) -> ImportReport:
         for row in _rows(path):
             key = f"runs:{digest([row[name] for name in _NEEDED])}"
             try:
-                added = store.import_sample(_cell(row), _sample(row), key, _score(row))
+                added = store.import_sample(_configuration(row), _sample(row), key, _score(row))
             except (KeyError, TypeError, ValueError, sqlite3.IntegrityError):
                 report.unreadable += 1
             else:
@@ -85,11 +96,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise StoreError(f"cannot read {path}: {error}") from error
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
+def _configuration(row: Mapping[str, Any]) -> Configuration:
     kind = row["target_kind"] or "neuron"
     if kind not in get_args(TargetKind):
         raise ValueError(kind)
-    return Cell(
+    return Configuration(
         Target(_required(row, "target_name"), cast(TargetKind, kind), row["endpoint"] or ""),
         Host(
             hostname=row["hostname"] or _required(row, "target_name"),
@@ -148,7 +159,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         "gpu_util_pct": row["gpu_util_pct"],
         "gpu_temp_c": row["gpu_temp_c"],
     }
-    kept = _present(bench_version=row["bench_version"], bench_sha=row["bench_sha"], image_units=row["image_units"])
+    metadata = _present(bench_version=row["bench_version"], bench_sha=row["bench_sha"], image_units=row["image_units"])
     return Sample(
         started_ms=_milliseconds(row["ts"]),
         start=0.0,
@@ -158,7 +169,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         error=row["error"],
         artifact=row["artifact"],
         columns={name: value for name, value in columns.items() if value is not None},
-        extra={"imported": kept | unknown},
+        extra={"imported": metadata | unknown},
     )
 
 

@@ -12,7 +12,7 @@ from helexa.bench.store.database import open_reader
 from helexa.bench.store.rows import (
     AlertRow,
     BuildRow,
-    CellRow,
+    ConfigurationRow,
     HostRow,
     ModelRow,
     Reading,
@@ -96,13 +96,13 @@ class Reader:
         """Return all scenarios. A scenario with several sets of parameters has several rows."""
         return self._rows(ScenarioRow, "SELECT * FROM scenario ORDER BY kind, name, id")
 
-    def cells(self) -> list[CellRow]:
+    def configurations(self) -> list[ConfigurationRow]:
         """Return all measured benchmark configurations, each with sample counts and timestamps."""
-        return self._rows(CellRow, "SELECT * FROM cell_stats ORDER BY first_ms")
+        return self._rows(ConfigurationRow, "SELECT * FROM cell_stats ORDER BY first_ms")
 
-    def latest_cells(self) -> list[CellRow]:
+    def latest_configurations(self) -> list[ConfigurationRow]:
         """Return the most recently measured benchmark configuration of each target, model name and scenario name."""
-        return self._rows(CellRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
+        return self._rows(ConfigurationRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
 
     def run_count(self) -> int:
         """Return the number of stored samples."""

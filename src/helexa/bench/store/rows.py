@@ -215,7 +215,7 @@ class ScenarioRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CellRow:
+class ConfigurationRow:
     """One benchmark configuration: its row ids, the counts of its samples, and the times of the first and last samples.
 
     This is a row of the views `cell_stats` and `latest_cell`.

@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
+from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.store.columns import REQUEST_COLUMNS, columns_of, request_rows
 from helexa.bench.store.database import StoreError, open_writer
 from helexa.bench.store.rows import Reading, Sample
 from helexa.core.version import __version__
 
 
-class CellCount(NamedTuple):
-    """How many samples of one benchmark configuration (cell) are stored.
+class SampleCount(NamedTuple):
+    """How many samples of one benchmark configuration are stored.
 
     `good` is the number of valid samples, `all` the number of all samples. `saturated` is True if the server was
     saturated in at least one sample.
@@ -56,8 +56,8 @@ class Store:
             raise
         self._connection.execute("COMMIT")
 
-    def count(self, cell: Cell) -> CellCount:
-        """Return how many samples of `cell` are stored."""
+    def count(self, configuration: Configuration) -> SampleCount:
+        """Return how many samples of `configuration` are stored."""
         row = self._connection.execute(
             "SELECT coalesce(sum(ok), 0), count(*), coalesce(max(metrics ->> 'saturated'), 0) FROM run"
             " JOIN target ON target.id = target_id AND target.name = ?"
@@ -66,25 +66,27 @@ class Store:
             " JOIN model ON model.id = model_id AND model.name = ? AND config_hash = ?"
             " JOIN scenario ON scenario.id = scenario_id AND scenario.name = ? AND params_hash = ?",
             (
-                cell.target.name,
-                *(cell.host.hostname, cell.host.fingerprint),
-                *(cell.build.engine, cell.build.sha, cell.build.fingerprint),
-                *(cell.model.name, cell.model.config_hash),
-                *(cell.scenario.name, cell.scenario.params_hash),
+                configuration.target.name,
+                *(configuration.host.hostname, configuration.host.fingerprint),
+                *(configuration.build.engine, configuration.build.sha, configuration.build.fingerprint),
+                *(configuration.model.name, configuration.model.config_hash),
+                *(configuration.scenario.name, configuration.scenario.params_hash),
             ),
         ).fetchone()
-        return CellCount(row[0], row[1], bool(row[2]))
+        return SampleCount(row[0], row[1], bool(row[2]))
 
-    def record(self, cell: Cell, sample: Sample) -> int:
+    def record(self, configuration: Configuration, sample: Sample) -> int:
         """Store a sample with its requests and readings in one transaction. Return the row id of the sample."""
         with self.transaction():
-            return self._put(cell, sample, f"live:{uuid.uuid4()}")[0]
+            return self._put(configuration, sample, f"live:{uuid.uuid4()}")[0]
 
-    def import_sample(self, cell: Cell, sample: Sample, key: str, score: tuple[str, float] | None) -> bool:
+    def import_sample(
+        self, configuration: Configuration, sample: Sample, key: str, score: tuple[str, float] | None
+    ) -> bool:
         """Store an imported sample and its score within the caller's transaction, if it was not imported before.
 
         Args:
-            cell: benchmark configuration of the sample.
+            configuration: benchmark configuration of the sample.
             sample: the sample.
             key: unique key of the sample, by which repeated imports are detected.
             score: scorer and score, or None.
@@ -92,21 +94,21 @@ class Store:
         Returns:
             True if the sample was stored, False if it was imported before.
         """
-        run_id, added = self._put(cell, sample, key)
+        run_id, added = self._put(configuration, sample, key)
         if added and score is not None:
             row = (run_id, *score, sample.started_ms)
             self._connection.execute("INSERT INTO score (run_id, scorer, score, at_ms) VALUES (?, ?, ?, ?)", row)
         return added
 
-    def _put(self, cell: Cell, sample: Sample, key: str) -> tuple[int, bool]:
+    def _put(self, configuration: Configuration, sample: Sample, key: str) -> tuple[int, bool]:
         connection = self._connection
         columns: dict[str, Any] = {
             "key": key,
-            "target_id": self._target(cell.target),
-            "host_id": self._host(cell.host, sample.started_ms),
-            "build_id": self._build(cell.build, sample.started_ms),
-            "model_id": self._model(cell.model, sample.started_ms),
-            "scenario_id": self._scenario(cell.scenario),
+            "target_id": self._target(configuration.target),
+            "host_id": self._host(configuration.host, sample.started_ms),
+            "build_id": self._build(configuration.build, sample.started_ms),
+            "model_id": self._model(configuration.model, sample.started_ms),
+            "scenario_id": self._scenario(configuration.scenario),
             "started_ms": sample.started_ms,
             "duration_s": sample.duration_s,
             "bench_version": __version__,

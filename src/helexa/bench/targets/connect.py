@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from helexa.bench.client import Client, dialect_of
+from helexa.bench.api_formats.rejected_parameters import RejectedParameters
+from helexa.bench.client import Client, api_format_of
 from helexa.bench.config import TargetSection
-from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import Target
 from helexa.bench.measurement.clock import Clock
 from helexa.bench.targets.http import JsonCalls
@@ -43,7 +43,7 @@ class Connection:
         return Client(
             self.session,
             self.section.endpoint,
-            dialect_of(self.section.kind),
+            api_format_of(self.section.kind),
             clock,
             _bearer(self.section),
             timeout_secs,
@@ -54,7 +54,7 @@ class Connection:
 
 def connect(section: TargetSection, session: aiohttp.ClientSession) -> Connection:
     """Create the connection of a configured target. No request is sent yet."""
-    calls = JsonCalls(session, section.endpoint, dialect_of(section.kind).headers(_bearer(section)))
+    calls = JsonCalls(session, section.endpoint, api_format_of(section.kind).headers(_bearer(section)))
     server = NeuronTarget(calls) if section.kind == "neuron" else OpenAITarget(calls, section.kind)
     return Connection(Target(section.name, section.kind, section.endpoint, section.label), server, section, session)
 

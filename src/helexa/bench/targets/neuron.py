@@ -122,7 +122,7 @@ def _is_loaded(entry: object) -> bool:
 def _served(info: ModelInfo) -> ServedModel:
     """Convert the information about a loaded model.
 
-    The result contains a load request (`ServedModel.load`) with the model's current quantization and devices.
+    The result contains a load request (`ServedModel.load`) with the model's current quantization, devices and ranks.
     """
     config: dict[str, Any] = {"harness": info.harness, "devices": info.devices}
     load: dict[str, Any] = {"model_id": info.id, "harness": info.harness}
@@ -130,8 +130,9 @@ def _served(info: ModelInfo) -> ServedModel:
         config["quant"] = load["quant"] = info.quant
     if info.devices:
         load["devices"] = info.devices
-    if len(info.devices) > 1:
-        config["tensor_parallel"] = load["tensor_parallel"] = len(info.devices)
+    ranks = info.tensor_parallel or len(info.devices)
+    if ranks > 1:
+        config["tensor_parallel"] = load["tensor_parallel"] = ranks
     return ServedModel(
         Model(info.id, config),
         frozenset(info.capabilities or ["text"]),

@@ -13,7 +13,7 @@ from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.json_lines import json_text
 from helexa.cli.terminal import Progress, note
 from helexa.generation.answering import Result
-from helexa.generation.background import Blocking, across, blocking_each
+from helexa.generation.background import BlockingCaller, across, blocking_each
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
 from helexa.generation.files.prompt_file import Item, read_prompts
@@ -69,24 +69,24 @@ def answer_file(
     """
     drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
     with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
-        tally = BatchProgress(progress)
+        counts = BatchProgress(progress)
         if output is None:
-            _print_results(model, path, ask, parallel, tally)
+            _print_results(model, path, ask, parallel, counts)
         else:
             options: AskOptions = {"sampling": ask.sampling, "system": ask.system, "think": ask.think}
             if ask.schema is not None:
                 options["schema"] = ask.schema.schema
-            summary = model.batch_file(path, output, max_parallel=parallel, on_result=tally.count, **options)
+            summary = model.batch_file(path, output, max_parallel=parallel, on_result=counts.count, **options)
             if summary.kept and not quiet:
                 note(f"prompts already answered: {summary.kept}")
     if stats:
-        note(str(tally))
-    if tally.failed:
-        note(f"failed prompts: {tally.failed}; their lines have the errors")
-    return 1 if tally.failed else 0
+        note(str(counts))
+    if counts.failed:
+        note(f"failed prompts: {counts.failed}; their lines have the errors")
+    return 1 if counts.failed else 0
 
 
-def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: BatchProgress) -> None:
+def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, counts: BatchProgress) -> None:
     items: dict[int, Item] = {}
 
     def requests() -> Iterator[Request | GenerationError]:
@@ -94,10 +94,10 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tal
             items[item.index] = item
             yield item.request
 
-    with closing(blocking_each(across(Blocking(), model.results(requests(), parallel)))) as results:
+    with closing(blocking_each(across(BlockingCaller(), model.results(requests(), parallel)))) as results:
         for index, result in results:
             print(json_text(result_record(items.pop(index), result)), flush=True)
-            tally.count(index, result)
+            counts.count(index, result)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from helexa.cli.commands.completion import ModelName
 from helexa.cli.conversation.answer_printer import print_answers, report
-from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
-from helexa.cli.opening import opened
+from helexa.cli.flags import Quiet, SamplingFlags, Switch, TargetFlags, Verbose
+from helexa.cli.model_loading import load_model
 from helexa.cli.prompt_input import prompt_text
 
 
@@ -22,7 +22,7 @@ def chat(
     stats: Switch = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    where: Where = Where(),  # noqa: B008
+    target_flags: TargetFlags = TargetFlags(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
     """Chat with a model, or ask it for one answer.
@@ -41,13 +41,13 @@ def chat(
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     text = "" if talking else prompt_text(prompt)
-    ready, target = opened(where, model, checked=talking, quiet=quiet, verbose=verbose)
+    ready, target = load_model(target_flags, model, checked=talking, quiet=quiet, verbose=verbose)
     if talking:
         from helexa.cli.conversation.conversation import Conversation
         from helexa.cli.conversation.repl import Repl
 
         conversation = Conversation(ready, system, sampling.sampling(), think)
-        return Repl(conversation, where, target, stats=stats).run()
+        return Repl(conversation, target_flags, target, stats=stats).run()
     answers = print_answers(ready, text, {"sampling": sampling.sampling(), "system": system, "think": think})
     report(answers, stats=stats, quiet=quiet)
     return 0

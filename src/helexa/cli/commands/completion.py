@@ -7,7 +7,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
 
-_PATIENCE_SECONDS = 0.2
+_TIMEOUT_SECONDS = 0.2
 
 
 def completion(
@@ -46,7 +46,7 @@ def model_names(context: "CompletionContext") -> list[str]:
     with suppress(HelexaError, OSError):
         names |= dict.fromkeys(model.name for model in models_here())
     with suppress(HelexaError):
-        offered = Gateway.from_environment(None).models(_PATIENCE_SECONDS)
+        offered = Gateway.from_environment(None).models(_TIMEOUT_SECONDS)
         names |= dict.fromkeys(str(entry["id"]) for entry in offered)
     return list(names)
 

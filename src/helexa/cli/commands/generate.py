@@ -9,8 +9,8 @@ from cyclopts import Parameter, validators
 from helexa.cli.commands.completion import ModelName
 from helexa.cli.conversation.answer_printer import Form, print_answers, report
 from helexa.cli.failure import USAGE, CommandError
-from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
-from helexa.cli.opening import opened
+from helexa.cli.flags import Quiet, SamplingFlags, Switch, TargetFlags, Verbose
+from helexa.cli.model_loading import load_model
 from helexa.cli.prompt_input import prompt_text
 from helexa.generation.model import AskOptions
 from helexa.generation.request import Ask
@@ -39,7 +39,7 @@ def generate(
     stats: Switch = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    where: Where = Where(),  # noqa: B008
+    target_flags: TargetFlags = TargetFlags(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
     """Answer a prompt, or many. Answers go to stdout, all messages go to stderr.
@@ -81,13 +81,13 @@ def generate(
 
         if prompt is not None or file or n > 1 or as_json:
             raise CommandError("--prompts reads prompts from a file; give no other prompt or output option", USAGE)
-        ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
+        ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
         ask = Ask(sampling.sampling(), system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel need --prompts", USAGE)
     text = prompt_text(prompt, file or ())
-    ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
+    ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
     answers = print_answers(ready, text, options, n=n, form=form, stream=not no_stream)
     report(answers, stats=stats, quiet=quiet)

@@ -13,19 +13,21 @@ from helexa.cli.terminal import note
 from helexa.core.fleet import ModelInfo
 from helexa.core.text_table import text_table
 
-_HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S")
+_HEADINGS = ("MODEL", "NODE", "STATE", "RANKS", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S")
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of the printed table: a model on a node, and its load.
 
-    Unknown values are None. `tok_s` is the decode speed of one stream in tokens per second.
+    Unknown values are None. `ranks` is None for a model that one process computes. `tok_s` is the decode speed of one
+    stream in tokens per second.
     """
 
     model: str
     node: str
     state: str
+    ranks: int | None = None
     context: int | None = None
     in_flight: int | None = None
     waiting: int | None = None
@@ -56,6 +58,7 @@ def _rows(node: NodeReport) -> Iterator[Row]:
             model=info.id,
             node=node.name,
             state=_state(node, info),
+            ranks=info.tensor_parallel,
             context=info.limit.context if info.limit else None,
             in_flight=load.in_flight if load else None,
             waiting=load.queue_depth if load else None,

@@ -3,7 +3,7 @@
 from helexa.cli.commands.completion import ModelName
 from helexa.cli.download_bar import DownloadBar
 from helexa.cli.flags import Quiet
-from helexa.cli.opening import with_hint
+from helexa.cli.model_loading import with_hint
 from helexa.core.errors import SourceError
 from helexa.generation.library import pull as fetched
 

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from helexa.cli.commands.completion import ModelName
 from helexa.cli.failure import USAGE, CommandError
-from helexa.cli.local.local_model import kept_model
+from helexa.cli.local.local_model import downloaded_model
 from helexa.cli.terminal import note, printable, size_text
 from helexa.neuron.sources.inventory import DownloadedModel
 from helexa.neuron.weights.gguf.files import part_names
@@ -32,32 +32,32 @@ def rm(
         yes: Do not ask. Required if there is no terminal.
         quiet: Do not print the removed models.
     """
-    chosen = {(kept.folder, form): kept for kept, form in map(kept_model, (model, *models))}
+    chosen = {(cached.folder, form): cached for cached, form in map(downloaded_model, (model, *models))}
     if not (dry_run or yes or _can_ask()):
         raise CommandError("rm asks before it removes, and there is no terminal to ask on; use --yes", USAGE)
-    for (folder, form), kept in chosen.items():
+    for (folder, form), cached in chosen.items():
         if form is not None and (folder, None) in chosen:
             continue
-        if form is not None and len(kept.forms) == 1:
+        if form is not None and len(cached.forms) == 1:
             form = None  # only small files of the repository would remain
-        what = _described(kept, form)
+        description = _described(cached, form)
         if dry_run:
-            print(f"would remove {what} in {kept.folder}")
-        elif yes or _agreed(f"remove {what}? [y/N] "):
-            kept.remove() if form is None else kept.remove_form(form)
+            print(f"would remove {description} in {cached.folder}")
+        elif yes or _agreed(f"remove {description}? [y/N] "):
+            cached.remove() if form is None else cached.remove_form(form)
             if not quiet:
-                note(f"removed {what}")
+                note(f"removed {description}")
         else:
-            note(f"kept {what}")
+            note(f"kept {description}")
     return 0
 
 
-def _described(kept: DownloadedModel, form: str | None) -> str:
+def _described(cached: DownloadedModel, form: str | None) -> str:
     if form is None:
-        return f"{printable(kept.name)}, {size_text(kept.size)}"
-    path = kept.forms[form]
+        return f"{printable(cached.name)}, {size_text(cached.size)}"
+    path = cached.forms[form]
     parts = (path.with_name(name) for name in part_names(path.name))
-    return f"{printable(kept.name)}:{form}, {size_text(sum(file.stat().st_size for file in parts if file.exists()))}"
+    return f"{printable(cached.name)}:{form}, {size_text(sum(file.stat().st_size for file in parts if file.exists()))}"
 
 
 def _can_ask() -> bool:

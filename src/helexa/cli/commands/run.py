@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from helexa.cli.commands.chat import chat
 from helexa.cli.commands.completion import ModelName
-from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
+from helexa.cli.flags import Quiet, SamplingFlags, Switch, TargetFlags, Verbose
 
 
 def run(
@@ -19,7 +19,7 @@ def run(
     stats: Switch = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    where: Where = Where(),  # noqa: B008
+    target_flags: TargetFlags = TargetFlags(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
     """Run a model, downloaded if missing: chat with it, or ask it for one answer.
@@ -44,6 +44,6 @@ def run(
         stats=stats,
         quiet=quiet,
         verbose=verbose,
-        where=where,
+        target_flags=target_flags,
         sampling=sampling,
     )

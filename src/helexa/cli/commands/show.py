@@ -25,24 +25,25 @@ def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json
     from helexa.cli.local.local_model import local_model
     from helexa.neuron.lifecycle.description import describe
 
-    kept, path = local_model(model)
+    cached, path = local_model(model)
     description = describe(path)
     if as_json:
-        source = kept.source if kept else None
-        print(json.dumps({"model": model, "source": source, "path": str(path), **asdict(description)}, indent=2))
+        source = cached.source if cached else None
+        properties = asdict(description) | {"trouble": description.problem}  # former name of `problem`
+        print(json.dumps({"model": model, "source": source, "path": str(path), **properties}, indent=2))
         return
-    facts = _facts(kept, path, description)
+    facts = _facts(cached, path, description)
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name.ljust(width)}  {printable(value)}")
 
 
-def _facts(kept: "DownloadedModel | None", path: Path, model: "Description") -> dict[str, str]:
+def _facts(cached: "DownloadedModel | None", path: Path, model: "Description") -> dict[str, str]:
     facts: dict[str, str | None] = {
-        "model": kept.name if kept else path.name,
-        "source": kept.source if kept else None,
+        "model": cached.name if cached else path.name,
+        "source": cached.source if cached else None,
         "path": str(path),
-        "size": size_text(kept.size) if kept else None,
+        "size": size_text(cached.size) if cached else None,
         "architecture": model.architecture,
         "parameters": _millions(model.parameters) if model.parameters else None,
         "weights": model.weights,
@@ -51,7 +52,7 @@ def _facts(kept: "DownloadedModel | None", path: Path, model: "Description") -> 
         "reasoning": _yes(model.reasoning),
         "sampling": ", ".join(f"{name} {value:g}" for name, value in model.sampling.items()),
         "licence": model.licence,
-        "cannot run": model.trouble,
+        "cannot run": model.problem,
     }
     return {name: value for name, value in facts.items() if value}
 

@@ -46,12 +46,13 @@ def _describe(node: NodeReport) -> Iterator[str]:
         return
     for info in node.models:
         load = node.load_of(info.id)
+        state = info.status if info.tensor_parallel is None else f"{info.status} on {info.tensor_parallel} ranks"
         if info.servable is not None and not info.servable.ok:
             yield f"  {info.id}: cannot answer ({info.servable.detail or info.servable.reason or 'no reason given'})"
         elif load is not None and (load.in_flight or load.queue_depth):
-            yield f"  {info.id}: {info.status}, answering {load.in_flight}, {load.queue_depth} waiting"
+            yield f"  {info.id}: {state}, answering {load.in_flight}, {load.queue_depth} waiting"
         else:
-            yield f"  {info.id}: {info.status}, idle"
+            yield f"  {info.id}: {state}, idle"
     activation = node.activation
     if activation.in_progress:
         done = "" if activation.progress is None else f", {activation.progress:.0%} done"

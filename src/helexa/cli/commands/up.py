@@ -141,7 +141,7 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
     while stack.watch(_TICK_SECONDS):
         activation = _activation(neuron)
         if activation is None:
-            _check_patience(deadline, neuron)
+            _check_deadline(deadline, neuron)
             progress.show("starting")
             continue
         deadline = time.monotonic() + _LISTEN_SECONDS  # a loading node may miss a poll on a busy machine
@@ -169,7 +169,7 @@ def _until_served(stack: Stack, cortex: Gateway, progress: Progress) -> list[str
             served = []
         if served:
             return served
-        _check_patience(deadline, cortex)
+        _check_deadline(deadline, cortex)
         progress.show("starting")
     return []
 
@@ -181,7 +181,7 @@ def _activation(neuron: Gateway) -> Activation | None:
         return None  # not listening yet; `Stack.watch` reports an ended server
 
 
-def _check_patience(deadline: float, server: Gateway) -> None:
+def _check_deadline(deadline: float, server: Gateway) -> None:
     if time.monotonic() > deadline:
         raise CommandError(f"nothing answers at {server.url} after {_LISTEN_SECONDS:.0f} s")
 

@@ -8,9 +8,9 @@ from typing import Any
 from helexa.cli.conversation.answer_printer import stats_line
 from helexa.cli.conversation.conversation import Conversation
 from helexa.cli.failure import CommandError
-from helexa.cli.flags import Where
+from helexa.cli.flags import TargetFlags
 from helexa.cli.gateway import Gateway
-from helexa.cli.opening import opened
+from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import printable
 from helexa.generation.target import Target
 
@@ -40,18 +40,20 @@ class ChatCommands:
         names: names of all commands, for completion.
     """
 
-    def __init__(self, conversation: Conversation, where: Where, target: Target, answer: Callable[[str], None]) -> None:
+    def __init__(
+        self, conversation: Conversation, target_flags: TargetFlags, target: Target, answer: Callable[[str], None]
+    ) -> None:
         """Create the commands.
 
         Args:
             conversation: the conversation that the commands change.
-            where: command line options that select the server or private engine.
+            target_flags: command line options that select the server or private engine.
             target: the server or private engine that runs the current model.
             answer: function that sends a prompt to the model and prints the response.
         """
         self.target = target
         self._conversation = conversation
-        self._where = where
+        self._target_flags = target_flags
         self._answer = answer
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: print(_HELP),
@@ -104,7 +106,7 @@ class ChatCommands:
 
     def _model(self, name: str) -> None:
         if name:
-            self._conversation.model, self.target = opened(self._where, name, checked=True)
+            self._conversation.model, self.target = load_model(self._target_flags, name, checked=True)
         for known, loaded in self._models().items():
             mark = "*" if known == self.target.model else " "
             print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")

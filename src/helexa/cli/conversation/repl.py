@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from helexa.cli.conversation.answer_printer import report
 from helexa.cli.conversation.chat_commands import ChatCommands
 from helexa.cli.conversation.conversation import Conversation
-from helexa.cli.flags import Where
+from helexa.cli.flags import TargetFlags
 from helexa.cli.local.state_folder import state_folder
 from helexa.cli.terminal import dim, printable
 from helexa.core.errors import HelexaError
@@ -21,17 +21,19 @@ _HISTORY_LINES = 1000
 class Repl:
     """The interactive loop of a conversation: reads the user's lines and prints responses until the user exits."""
 
-    def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
+    def __init__(
+        self, conversation: Conversation, target_flags: TargetFlags, target: Target, *, stats: bool = False
+    ) -> None:
         """Create the loop.
 
         Args:
             conversation: the conversation.
-            where: command line options that select the server or private engine.
+            target_flags: command line options that select the server or private engine.
             target: the server or private engine that runs the model.
             stats: whether to print token counts and durations of each response.
         """
         self._conversation = conversation
-        self._commands = ChatCommands(conversation, where, target, self._respond)
+        self._commands = ChatCommands(conversation, target_flags, target, self._respond)
         self._stats = stats
         self._interrupts = 0
 

@@ -30,13 +30,13 @@ def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
     """
     if (path := _path(name)) is not None:
         return None, model_at(path)
-    model, form = kept_model(name)
+    model, form = downloaded_model(name)
     if model.path is None:
         raise CommandError(f"{printable(name)} is incomplete: {model.missing}; `helexa pull {printable(name)}` goes on")
     return model, model.forms[form] if form else model.path
 
 
-def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
+def downloaded_model(name: str) -> tuple[DownloadedModel, str | None]:
     """Return the downloaded model named `name`, and the quantization that the name selects.
 
     A name such as `org/name:Q4_K_M` selects a quantization, which is returned as a key of the model's `forms`. For a

@@ -9,7 +9,7 @@ from helexa.cortex.access.principal import Principal
 from helexa.http.connections.request_head import Headers
 
 
-class Gatekeeper:
+class Authenticator:
     """Authenticates requests by their API keys.
 
     The result depends on the key and on the setting `require_auth`:

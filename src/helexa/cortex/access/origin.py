@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.config import GatewaySection
 from helexa.cortex.requests.error_response import error_response
 from helexa.http.connections.request_head import Headers
@@ -20,9 +20,9 @@ class OriginGuard:
     their `Host` header is not a loopback name. This middleware runs before all other middleware.
     """
 
-    def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, app: ASGIApp, section: GatewaySection, authenticator: Authenticator) -> None:
         self._app = app
-        self._gatekeeper = gatekeeper
+        self._authenticator = authenticator
         self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in section.cors_origins)
         host = section.listen.host
         listen_host = (f"[{host}]" if ":" in host else host).lower().encode()
@@ -36,12 +36,12 @@ class OriginGuard:
     def _rejection(self, headers: Headers) -> ApiError | None:
         host, origin = host_and_origin(headers)
         code = "host_not_allowed" if self._is_foreign_host(host) else "origin_not_allowed" if origin else None
-        if code is None or self._gatekeeper.require_auth:
+        if code is None or self._authenticator.require_auth:
             return None
         if code == "origin_not_allowed" and self._may_call(origin, host):
             return None
         try:
-            if self._gatekeeper.admit(headers) is not None:
+            if self._authenticator.admit(headers) is not None:
                 return None
         except ApiError as error:
             return error

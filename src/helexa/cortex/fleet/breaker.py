@@ -28,13 +28,13 @@ class Breaker:
     immutable: each change returns a new `Breaker`. All times are seconds of the same clock.
 
     Attributes:
-        faults: number of consecutive transport failures of a closed breaker.
+        failures: number of consecutive transport failures of a closed breaker.
         open_until: time at which an open breaker becomes half-open; None for a closed breaker.
         probing: True while the probe request is in progress.
         wary_until: until this time the router prefers other nodes, because this node failed or was busy.
     """
 
-    faults: int = 0
+    failures: int = 0
     open_until: float | None = None
     probing: bool = False
     wary_until: float = -inf
@@ -52,7 +52,7 @@ class Breaker:
     def ended(self) -> "Breaker":
         """Return the breaker as it is after the end of the probe request.
 
-        If the probe ended without a result (neither `ok` nor `fault` was called), another probe is allowed.
+        If the probe ended without a result (neither `ok` nor `failed` was called), another probe is allowed.
         """
         return replace(self, probing=False) if self.probing else self
 
@@ -66,21 +66,21 @@ class Breaker:
             return self
         return Breaker(wary_until=self.wary_until)
 
-    def fault(self, now: float, failures: int, reset_secs: float) -> "Breaker":
+    def failed(self, now: float, max_failures: int, reset_secs: float) -> "Breaker":
         """Return the breaker as it is after a transport failure.
 
         Args:
             now: current time in seconds.
-            failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one
+            max_failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one
                 failure.
             reset_secs: seconds until an opened breaker becomes half-open.
         """
         wary_until = max(self.wary_until, now + WARY_SECS)
         if self.state(now) == "open" and not self.probing:
             return replace(self, wary_until=wary_until)
-        faults = self.faults + 1
-        if self.open_until is None and faults < failures:
-            return replace(self, faults=faults, wary_until=wary_until)
+        failures = self.failures + 1
+        if self.open_until is None and failures < max_failures:
+            return replace(self, failures=failures, wary_until=wary_until)
         return Breaker(0, now + reset_secs, False, wary_until)
 
     def busy(self, now: float, secs: float) -> "Breaker":
@@ -96,7 +96,7 @@ class Breaker:
 
     def blank(self, now: float) -> bool:
         """Return whether the breaker behaves like a new breaker, and therefore need not be stored."""
-        return self.faults == 0 and self.open_until is None and self.wary_until <= now
+        return self.failures == 0 and self.open_until is None and self.wary_until <= now
 
 
 _BLANK = Breaker()
@@ -136,9 +136,9 @@ class Breakers:
         """Record that the node responded to a request for the model, with any status."""
         self._put(pair, self._breakers.get(pair, _BLANK).ok(now), now)
 
-    def fault(self, pair: Pair, now: float) -> State:
+    def failed(self, pair: Pair, now: float) -> State:
         """Record a transport failure and return the new state of the pair's breaker."""
-        breaker = self._breakers.get(pair, _BLANK).fault(now, self.failures, self.reset_secs)
+        breaker = self._breakers.get(pair, _BLANK).failed(now, self.failures, self.reset_secs)
         self._put(pair, breaker, now)
         return breaker.state(now)
 

@@ -201,10 +201,10 @@ class Fleet:
             self._breakers.ok(pair, self._clock())
             self._changed()
 
-    def transport_fault(self, name: str, model: str) -> None:
+    def transport_failed(self, name: str, model: str) -> None:
         """Record a transport failure of a request for the model, such as a failed or reset connection."""
         if name in self._nodes:
-            if self._breakers.fault((name, model), self._clock()) == "open":
+            if self._breakers.failed((name, model), self._clock()) == "open":
                 log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
             self._changed()
 
@@ -244,9 +244,9 @@ class Fleet:
             self._breakers.ended(pair, now)
             self._changed()
 
-    def request(self, name: str, model: str) -> "Flight":
+    def request(self, name: str, model: str) -> "RunningRequest":
         """Return a context manager during which one request for the model counts as running on the node."""
-        return Flight(self, (name, model))
+        return RunningRequest(self, (name, model))
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
@@ -312,7 +312,7 @@ class Fleet:
         }
 
 
-class Flight:
+class RunningRequest:
     """Context manager during which one request counts as running on its node.
 
     This is a class because a generator-based context manager is slower, and every request uses it.

@@ -7,7 +7,7 @@ import orjson
 
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.requests.headers import bearer_header
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.routing.router import WarmRoute
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.errors import UpstreamError
 from helexa.cortex.usage.meter import Usage, usage_of
@@ -27,7 +27,7 @@ class NodeCalls:
         self._fleet = fleet
 
     async def call(
-        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
+        self, target: WarmRoute, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
         """Call an endpoint of a node, and return the HTTP status and the body of the response.
 
@@ -61,7 +61,7 @@ class NodeCalls:
         finally:
             response.close()
 
-    async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
+    async def usage(self, target: WarmRoute, usage_id: str, *, answered: bool) -> Usage | None:
         """Fetch the token counts of a finished request from the node's endpoint `GET /usage/{id}`.
 
         The result is None if `usage_id` is empty, or if the node does not return token counts within

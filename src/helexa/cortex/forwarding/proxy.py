@@ -17,10 +17,10 @@ from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.headers import UNBUFFERED, bearer_header, forwarded_headers, returned_headers
 from helexa.cortex.requests.request import ClientRequest
-from helexa.cortex.routing.router import Outcome, Warm
+from helexa.cortex.routing.router import Outcome, WarmRoute
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.errors import LocalError, NotReached, Silent, UpstreamError
+from helexa.cortex.upstream.errors import ConnectError, LocalConnectError, ReadTimeoutError, UpstreamError
 from helexa.cortex.usage.meter import Meter
 from helexa.cortex.usage.response_meter import ResponseMeter
 from helexa.cortex.usage.token_limit import RESPONSES
@@ -66,7 +66,7 @@ class Proxy:
 
     async def ask(
         self,
-        target: Warm,
+        target: WarmRoute,
         request: ClientRequest,
         response: Reply,
         record: RequestRecord,
@@ -109,11 +109,11 @@ class Proxy:
                     interim=is_neuron and not request.stream,
                 )
                 first_chunk = await node_response.chunk()
-            except LocalError as error:
+            except LocalConnectError as error:
                 log.warning("node=%s not connected: %s", node, error)
                 raise overloaded("the gateway is out of connections; try again", RETRY_LOCAL) from error
             except UpstreamError as error:
-                self._count_fault(node, model, silent=isinstance(error, Silent))
+                self._count_failure(node, model, silent=isinstance(error, ReadTimeoutError))
                 if node_response is not None:
                     node_response.close()
                 raise NoResponse(_reason(error), _outcome(error), _error_response(error, node)) from error
@@ -125,7 +125,7 @@ class Proxy:
                 record.answered = time.perf_counter() - record.started - record.waited
                 if _is_from_proxy(node_response):
                     timed_out = node_response.status == 504  # a 504 comes from a proxy between the gateway and the node
-                    self._count_fault(node, model, silent=timed_out)
+                    self._count_failure(node, model, silent=timed_out)
                     reason = f"HTTP {node_response.status} from a proxy or another server"
                     if timed_out:
                         raise NoResponse(reason, "silent", _timed_out(node))
@@ -143,14 +143,14 @@ class Proxy:
             finally:
                 node_response.close()
 
-    def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
+    def _count_failure(self, node: str, model: str, *, silent: bool) -> None:
         """Report a transport failure to the circuit breaker of this node and model.
 
         A timeout (`silent`) of a node that still responds to polls is not reported, because perhaps only this request
         is slow.
         """
         if not (silent and self._fleet.is_alive(node)):
-            self._fleet.transport_fault(node, model)
+            self._fleet.transport_failed(node, model)
 
     def _usage_id(self) -> str:
         """Return a new unguessable id, under which a node stores the token counts of one request.
@@ -160,7 +160,7 @@ class Proxy:
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
-    def _headers(self, request: ClientRequest, record: RequestRecord, target: Warm) -> Headers:
+    def _headers(self, request: ClientRequest, record: RequestRecord, target: WarmRoute) -> Headers:
         """Return the request headers to send to a node.
 
         Third-party backends receive no account id, key id or usage id.
@@ -183,7 +183,7 @@ class Proxy:
         self,
         node_response: UpstreamResponse,
         chunk: bytes,
-        target: Warm,
+        target: WarmRoute,
         request: ClientRequest,
         response: Reply,
         record: RequestRecord,
@@ -228,8 +228,8 @@ class Proxy:
         try:
             return await node_response.chunk()
         except UpstreamError as error:
-            is_silent = isinstance(error, Silent)
-            self._count_fault(record.node, record.model, silent=is_silent)
+            is_silent = isinstance(error, ReadTimeoutError)
+            self._count_failure(record.node, record.model, silent=is_silent)
             log.warning("node=%s model=%s response incomplete: %s", record.node, record.model, _reason(error))
             if is_silent:
                 raise _timed_out(record.node) from error
@@ -295,7 +295,13 @@ def _retry_after(node_response: UpstreamResponse) -> float:
 
 
 def _outcome(error: UpstreamError) -> Outcome:
-    return "unreached" if isinstance(error, NotReached) else "silent" if isinstance(error, Silent) else "broken"
+    return (
+        "unreached"
+        if isinstance(error, ConnectError)
+        else "silent"
+        if isinstance(error, ReadTimeoutError)
+        else "broken"
+    )
 
 
 def _reason(error: UpstreamError) -> str:
@@ -303,7 +309,7 @@ def _reason(error: UpstreamError) -> str:
 
 
 def _error_response(error: UpstreamError, node: str) -> ApiError:
-    return _timed_out(node) if isinstance(error, Silent) else _unreachable(node)
+    return _timed_out(node) if isinstance(error, ReadTimeoutError) else _unreachable(node)
 
 
 def _timed_out(node: str) -> ApiError:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.headers import UNBUFFERED
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.routing.router import WarmRoute
 from helexa.http.connections.request_head import Headers
 
 KEEP_ALIVE_AFTER_SECS = 3.0
@@ -20,8 +20,8 @@ _EVENT_STREAM: Headers = [
 
 
 async def wait_for_load(
-    work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, response: Reply
-) -> Warm:
+    work: Awaitable[WarmRoute], progress: Callable[[], Progress | None], stream: bool, response: Reply
+) -> WarmRoute:
     """Wait until a model is loaded, and return the node that serves the model.
 
     A streaming client receives SSE comments with the load progress. The first comment is sent after

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from helexa.cortex.ledger import entries
 from helexa.cortex.ledger.gateways import SPEND, LeaseGrant
 from helexa.cortex.ledger.lease import IDLE_SECS, UNUSED_SECS, Lease
-from helexa.cortex.ledger.reservation import Claim, Closing, Reservation
+from helexa.cortex.ledger.reservation import Closing, Reservation, ReservationRequest
 from helexa.cortex.ledger.storage.database import Args, Step
 
 _GUARD = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
@@ -39,37 +39,37 @@ class Budgets:
         self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _DELETE_LEASE: []}
 
     def admit(
-        self, claim: Claim, now: float, close: Callable[[Closing], None]
+        self, request: ReservationRequest, now: float, close: Callable[[Closing], None]
     ) -> tuple[Reservation, entries.Record] | None:
-        """Reserve the tokens of `claim`, if the key's lease in memory has enough free tokens.
+        """Reserve the tokens of `request`, if the key's lease in memory has enough free tokens.
 
         A lease holds tokens that this gateway has taken in advance from the key's budget.
 
         Args:
-            claim: the request's key and the number of tokens.
+            request: the request's key and the number of tokens.
             now: Unix seconds.
             close: function that the reservation calls when it is settled or released.
 
         Returns:
             The reservation and its record for the write-ahead log, or None if the free tokens do not suffice.
         """
-        principal = claim.principal
+        principal = request.principal
         lease = self._current.get(principal.key_id)
-        if lease is None or not lease.has(principal, claim.tokens, now):
+        if lease is None or not lease.has(principal, request.tokens, now):
             return None
         self._seq += 1
-        reservation = Reservation(self.gateway, self._seq, claim, lease, close)
+        reservation = Reservation(self.gateway, self._seq, request, lease, close)
         self.open[self._seq] = reservation
-        lease.reserved += claim.tokens
+        lease.reserved += request.tokens
         lease.used_at = now
         values = (
             self._seq,
-            claim.request_id,
+            request.request_id,
             principal.account_id,
             principal.key_id,
             lease.window_id,
-            claim.model,
-            claim.tokens,
+            request.model,
+            request.tokens,
             int(now * 1000),
         )
         self._opened[self._seq] = entries.opening(self.gateway, *values)

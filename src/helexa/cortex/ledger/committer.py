@@ -18,18 +18,18 @@ from typing import TypeVar
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
+from helexa.cortex.ledger.commit_queue import CommitQueue, finish, reject
 from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.lease import over_budget
-from helexa.cortex.ledger.reservation import Claim, Closing, PendingClaim, Reservation
+from helexa.cortex.ledger.reservation import Closing, PendingReservation, Reservation, ReservationRequest
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.storage.retry import FIRST_RETRY_SECS, Retry
-from helexa.cortex.ledger.waiting import Waiting, finish, refuse
 from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Opened = tuple[PendingClaim, Reservation, Record]
-ReservationsByKey = dict[str, list[PendingClaim]]
+Opened = tuple[PendingReservation, Reservation, Record]
+ReservationsByKey = dict[str, list[PendingReservation]]
 
 _MAX_BATCH_REQUESTS = 512
 _SETTLE_TIMEOUT_SECS = 5.0  # a settlement waits at most this long for an unavailable database
@@ -43,7 +43,7 @@ class Committer:
 
     Attributes:
         budgets: leases and open reservations; replaced when this gateway registers again.
-        waiting: reservations, settlements and calls of `flush` that wait for the next batch.
+        queue: reservations, settlements and calls of `flush` that wait for the next batch.
         activity: rows of the activity log that are not written yet.
         retry: repeats failed database work and records why the database cannot be written.
         ending: True once no new reservations are accepted.
@@ -59,7 +59,7 @@ class Committer:
             name: human-readable name of this gateway.
             wal_base: the database file, next to which the write-ahead log is stored; None if gateways share a database.
         """
-        self.waiting = Waiting()
+        self.queue = CommitQueue()
         self.activity = ActivityLog()
         self.retry = Retry()
         self.ending = self.clean = False
@@ -83,15 +83,15 @@ class Committer:
                 raise DatabaseError(f"cannot open the write-ahead log: {error.strerror}: {error.filename}") from error
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
-    def admit(self, claim: Claim) -> Reservation | None:
+    def admit(self, request: ReservationRequest) -> Reservation | None:
         """Reserve tokens without waiting for the database. Return None if the caller must use `enqueue` instead."""
         if self._wal is None or not self._wal.complete:
             return None
-        if self.waiting.reservations or self.budgets.unwritten >= _MAX_UNWRITTEN_ROWS:
+        if self.queue.reservations or self.budgets.unwritten >= _MAX_UNWRITTEN_ROWS:
             return None
         admission = None
-        if claim.principal.key_id not in self._extending:
-            admission = self.budgets.admit(claim, self._clock(), self.close)
+        if request.principal.key_id not in self._extending:
+            admission = self.budgets.admit(request, self._clock(), self.close)
         if admission is None:
             return None
         reservation, record = admission
@@ -101,9 +101,9 @@ class Committer:
         self._wake_if_many_unwritten()
         return reservation
 
-    def enqueue(self, pending: PendingClaim) -> None:
+    def enqueue(self, pending: PendingReservation) -> None:
         """Queue a reservation that the next batch grants or rejects."""
-        self.waiting.reservations.append(pending)
+        self.queue.reservations.append(pending)
         self._wake.set()
 
     def record(self, activity: Activity) -> None:
@@ -125,26 +125,26 @@ class Committer:
             or reservation.gateway != self.budgets.gateway
             or reservation.lease.key_id in self._extending
         ):
-            self.waiting.closings.append(closing)
+            self.queue.closings.append(closing)
             self._wake.set()
         elif self._wal.add(self.budgets.close(closing, self._clock())):
             closing.finish()
             self._wake_if_many_unwritten()
         else:
-            self.waiting.closed.append(closing)
+            self.queue.closed.append(closing)
             self._wake.set()
 
     async def flush(self) -> None:
         """Wait until all queued rows are written or the database fails. Do nothing without a write-ahead log."""
         if self._wal is not None and not self._ended:
-            flushed = self.waiting.next_flush()
+            flushed = self.queue.next_flush()
             self.wake(tidy=True)
             await flushed
 
     async def probe(self) -> str | None:
         """Return why the database cannot be written, or None. Write a test batch if the last write is not recent."""
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
-            flushed = self.waiting.next_flush()
+            flushed = self.queue.next_flush()
             self.wake(beat=True)
             await flushed
         return self.retry.problem
@@ -173,22 +173,22 @@ class Committer:
                     await self._commit()
                 except Exception:
                     log.exception("unexpected error in a batch of the ledger")
-                    self.waiting.resolve()
+                    self.queue.resolve()
                     await asyncio.sleep(FIRST_RETRY_SECS)
                     await self._retry_until_done(self._rejoin)
             self.clean = True
         finally:
             self.ending = self._ended = True
-            self.waiting.finish()
-            self.waiting.refuse()
-            self.waiting.resolve()
+            self.queue.finish()
+            self.queue.reject()
+            self.queue.resolve()
             if self._wal is not None:
                 self._wal.close()
                 self._wal = None
 
     def _idle(self) -> bool:
         must_write = self.budgets.unwritten >= _LEDGER_BATCH_ROWS or (self.ending and not self.budgets.written)
-        return not (self.waiting or must_write or self._must_write_activity() or self._tidy_due or self._heartbeat_due)
+        return not (self.queue or must_write or self._must_write_activity() or self._tidy_due or self._heartbeat_due)
 
     def _wake_if_many_unwritten(self) -> None:
         if self.budgets.unwritten >= _LEDGER_BATCH_ROWS:
@@ -199,10 +199,10 @@ class Committer:
         return rows >= _ACTIVITY_BATCH_ROWS or (rows > 0 and (self._tidy_due or self.ending))
 
     async def _commit(self) -> None:
-        now, budgets, waiting = self._clock(), self.budgets, self.waiting
-        flushes = list(waiting.flushes)
-        closed, closings = waiting.closed, waiting.closings
-        waiting.closed, waiting.closings = [], []
+        now, budgets, queue = self._clock(), self.budgets, self.queue
+        flushes = list(queue.flushes)
+        closed, closings = queue.closed, queue.closings
+        queue.closed, queue.closings = [], []
         own_closings = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
         previous_closings = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
         opened: list[Opened] = []
@@ -223,21 +223,21 @@ class Committer:
                 opened += await self._extend_leases(uncovered, now)
                 uncovered, self._extending = {}, set()
             opened = [admission for admission in opened if not self._log_and_grant(*admission)]
-            uncovered_requests = [request for requests in uncovered.values() for request in requests]
+            uncovered_requests = [pending for requests in uncovered.values() for pending in requests]
             await self._write(opened, own_closings, now, uncovered_requests)
             if uncovered:
                 await self._write(await self._extend_leases(uncovered, now), [], now)
         except Exception:
-            refuse(request for request, _, _ in opened)
-            refuse(request for requests in uncovered.values() for request in requests)
+            reject(pending for pending, _, _ in opened)
+            reject(pending for requests in uncovered.values() for pending in requests)
             # `_amend` settles these closings after this gateway has registered again; it skips rows that are closed.
-            waiting.closed += [*closed, *closings]
+            queue.closed += [*closed, *closings]
             raise
         finally:
             self._extending = set()
         for closing in previous_closings:
             await self._amend(closing, previous_closings)
-        waiting.resolve(flushes)
+        queue.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], ReservationsByKey]:
         """Reserve tokens for the waiting requests whose keys have enough tokens in their leases in memory.
@@ -247,23 +247,23 @@ class Committer:
         """
         opened: list[Opened] = []
         uncovered: ReservationsByKey = {}
-        deferred: list[PendingClaim] = []
-        for _ in range(min(len(self.waiting.reservations), _MAX_BATCH_REQUESTS)):
-            request = self.waiting.reservations.popleft()
-            if not request.waiting:
+        deferred: list[PendingReservation] = []
+        for _ in range(min(len(self.queue.reservations), _MAX_BATCH_REQUESTS)):
+            pending = self.queue.reservations.popleft()
+            if not pending.waiting:
                 continue
-            principal = request.claim.principal
-            admission = None if principal.key_id in uncovered else self.budgets.admit(request.claim, now, self.close)
+            principal = pending.request.principal
+            admission = None if principal.key_id in uncovered else self.budgets.admit(pending.request, now, self.close)
             if admission is not None:
-                opened.append((request, *admission))
-            elif (requests := uncovered.setdefault(principal.key_id, [])) and requests[0].claim.principal != principal:
-                deferred.append(request)  # the key was changed in between: each transaction handles one cap per key
+                opened.append((pending, *admission))
+            elif (waiting := uncovered.setdefault(principal.key_id, [])) and waiting[0].request.principal != principal:
+                deferred.append(pending)  # the key was changed in between: each transaction handles one cap per key
             else:
-                requests.append(request)
-        self.waiting.reservations.extendleft(reversed(deferred))
+                waiting.append(pending)
+        self.queue.reservations.extendleft(reversed(deferred))
         return opened, uncovered
 
-    def _log_and_grant(self, pending: PendingClaim, reservation: Reservation, record: Record) -> bool:
+    def _log_and_grant(self, pending: PendingReservation, reservation: Reservation, record: Record) -> bool:
         """Write a reservation to the write-ahead log, grant it to the waiting request, and return True.
 
         If there is no log or the log is full, return False. The request then continues to wait.
@@ -276,52 +276,58 @@ class Committer:
     async def _extend_leases(self, uncovered: ReservationsByKey, now: float) -> list[Opened]:
         """Extend the leases of the keys in `uncovered`. Return the requests that now fit, and reject the others."""
         budgets = self.budgets
-        waiting = {key: [request for request in requests if request.waiting] for key, requests in uncovered.items()}
+        waiting = {key: [pending for pending in requests if pending.waiting] for key, requests in uncovered.items()}
         uncovered = {key: requests for key, requests in waiting.items() if requests}
-        claims = [[request.claim for request in requests] for _, requests in sorted(uncovered.items())]
+        requests = [[pending.request for pending in requests] for _, requests in sorted(uncovered.items())]
         try:
-            grants = await gateways.take_all(self._database, budgets.gateway, claims, budgets.leases, now)
+            grants = await gateways.take_all(self._database, budgets.gateway, requests, budgets.leases, now)
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.GatewayRetired):
                 log.warning("leases could not be extended: %s", error or type(error).__name__)
                 self._heartbeat_due = True  # the next batch finds the cause
             else:
                 log.exception("unexpected error while extending leases")
-            refuse(request for requests in uncovered.values() for request in requests)
+            reject(pending for requests in uncovered.values() for pending in requests)
             return []
         opened: list[Opened] = []
         for grant in grants:
             budgets.adopt(grant, now)
-            for request in uncovered[grant.lease.key_id]:
-                claim = request.claim
-                admission = budgets.admit(claim, now, self.close)
+            for pending in uncovered[grant.lease.key_id]:
+                request = pending.request
+                admission = budgets.admit(request, now, self.close)
                 if admission is not None:
-                    opened.append((request, *admission))
+                    opened.append((pending, *admission))
                 else:
-                    request.refuse(over_budget(claim.principal, claim.tokens, grant.available, grant.ends_at, now))
+                    pending.reject(over_budget(request.principal, request.tokens, grant.available, grant.ends_at, now))
         return opened
 
     async def _write(
-        self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, uncovered: Sequence[PendingClaim] = ()
+        self,
+        opened: Sequence[Opened],
+        closings: Sequence[Closing],
+        now: float,
+        uncovered: Sequence[PendingReservation] = (),
     ) -> None:
         """Write a batch, grant `opened`, and finish `closings`. If the write fails, reject `opened` and `uncovered`."""
         try:
-            written = await self._write_batch([*(request for request, _, _ in opened), *uncovered], closings, now)
+            written = await self._write_batch([*(pending for pending, _, _ in opened), *uncovered], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
             log.exception("unexpected error while writing a batch of the ledger")
             written = False
         if written:
-            for request, reservation, _ in opened:
-                request.grant(reservation)
+            for pending, reservation, _ in opened:
+                pending.grant(reservation)
         else:
             log.warning("this gateway registers again in the ledger; its open reservations will be closed one by one")
-            refuse(request for request, _, _ in opened)
+            reject(pending for pending, _, _ in opened)
             await self._retry_until_done(self._rejoin, closings=closings)
             for closing in closings:
                 await self._amend(closing, closings)
         finish(closings)
 
-    async def _write_batch(self, reservations: Sequence[PendingClaim], closings: Sequence[Closing], now: float) -> bool:
+    async def _write_batch(
+        self, reservations: Sequence[PendingReservation], closings: Sequence[Closing], now: float
+    ) -> bool:
         """Write the next batch. Return False if another gateway has declared this gateway dead and retired it."""
         budgets = self.budgets
         if self._tidy_due:
@@ -349,7 +355,7 @@ class Committer:
     async def _retry_until_done(
         self,
         work: Callable[[], Awaitable[T]],
-        reservations: Sequence[PendingClaim] = (),
+        reservations: Sequence[PendingReservation] = (),
         closings: Sequence[Closing] = (),
         retried: type[Exception] = Exception,
     ) -> T:
@@ -364,12 +370,12 @@ class Committer:
         """
 
         def failed(away_secs: float) -> None:
-            refuse(reservations)
-            self.waiting.refuse()
-            self.waiting.resolve()
+            reject(reservations)
+            self.queue.reject()
+            self.queue.resolve()
             if away_secs > _SETTLE_TIMEOUT_SECS:
                 finish(closings)
-                self.waiting.finish()
+                self.queue.finish()
 
         return await self.retry.until_done(work, failed, retried)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease, grant, window_at
-from helexa.cortex.ledger.reservation import Claim, Reservation
+from helexa.cortex.ledger.reservation import Reservation, ReservationRequest
 from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def lock(sql: Sql, gateway: int) -> None:
 async def take_all(
     database: Database,
     gateway: int,
-    claims: Iterable[Sequence[Claim]],
+    requests: Iterable[Sequence[ReservationRequest]],
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> list[LeaseGrant]:
@@ -102,18 +102,20 @@ async def take_all(
     Args:
         database: the ledger's database.
         gateway: this gateway's id.
-        claims: for each key, the claims of its waiting requests. The keys are sorted by id.
+        requests: for each key, the requested reservations. The keys are sorted by id.
         leases: this gateway's leases, by (key id, window id).
         now: Unix seconds.
 
     Returns:
-        One grant per key, in the order of `claims`.
+        One grant per key, in the order of `requests`.
     """
     async with database.transaction() as sql:
         await lock(sql, gateway)
         return [
-            await take(sql, gateway, key_claims[0].principal, [claim.tokens for claim in key_claims], leases, now)
-            for key_claims in claims
+            await take(
+                sql, gateway, key_requests[0].principal, [request.tokens for request in key_requests], leases, now
+            )
+            for key_requests in requests
         ]
 
 

@@ -11,7 +11,7 @@ import orjson
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.key import Key, digest_of, hint_of, new_secret
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.periodic import repeat
@@ -103,14 +103,14 @@ class KeyStore:
 
 
 class Keyring:
-    """Copies the keys from the database to the `Gatekeeper`, which authenticates requests with them.
+    """Copies the keys from the database to the `Authenticator`, which authenticates requests with them.
 
     As long as the database does not answer, the last known keys remain valid.
     """
 
-    def __init__(self, store: KeyStore, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, store: KeyStore, authenticator: Authenticator) -> None:
         self.store = store
-        self.gatekeeper = gatekeeper
+        self.authenticator = authenticator
         self._loaded_counter: int | None = None
         self._refreshing = asyncio.Lock()
 
@@ -123,7 +123,7 @@ class Keyring:
         async with self._refreshing:
             change_counter = await self.store.changes()
             if change_counter != self._loaded_counter:  # keys are read after the counter, so they are never older
-                self.gatekeeper.replace(await self.store.list())
+                self.authenticator.replace(await self.store.list())
                 self._loaded_counter = change_counter
 
     @asynccontextmanager

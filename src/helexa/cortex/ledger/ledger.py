@@ -11,13 +11,13 @@ from helexa.core.errors import overloaded, shutting_down
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
+from helexa.cortex.ledger.commit_queue import unavailable
 from helexa.cortex.ledger.committer import Committer
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
-from helexa.cortex.ledger.reservation import Claim, PendingClaim, Reservation, bounded, plain
+from helexa.cortex.ledger.reservation import PendingReservation, Reservation, ReservationRequest, bounded, plain
 from helexa.cortex.ledger.statement import Budget, budget
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
-from helexa.cortex.ledger.waiting import unavailable
 from helexa.cortex.ledger.write_ahead_log import catch_up
 
 log = logging.getLogger(__name__)
@@ -134,14 +134,14 @@ class Ledger:
             raise shutting_down()
         if committer.retry.problem is not None:
             raise unavailable()
-        if len(committer.waiting.reservations) >= MAX_WAITING:
+        if len(committer.queue.reservations) >= MAX_WAITING:
             raise overloaded("too many requests wait for the ledger", retry_after=1)
-        claim = Claim(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
-        reservation = committer.admit(claim)
+        request = ReservationRequest(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
+        reservation = committer.admit(request)
         if reservation is not None:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        committer.enqueue(PendingClaim(claim, future))
+        committer.enqueue(PendingReservation(request, future))
         try:
             return await future
         except asyncio.CancelledError:

@@ -14,7 +14,7 @@ MAX_TOKENS = 1 << 31  # limit for numbers from nodes and clients; database colum
 _MAX_TEXT_CHARS = 200
 
 
-class Claim(msgspec.Struct, eq=False):
+class ReservationRequest(msgspec.Struct, eq=False):
     """The number of tokens that a request wants to reserve, and the request's principal, id and model."""
 
     principal: Principal
@@ -23,10 +23,10 @@ class Claim(msgspec.Struct, eq=False):
     tokens: int
 
 
-class PendingClaim(msgspec.Struct, eq=False):
-    """A claim that waits for the database, and the future that gets the reservation or an error."""
+class PendingReservation(msgspec.Struct, eq=False):
+    """A requested reservation that waits for the database, and the future that gets the reservation or an error."""
 
-    claim: Claim
+    request: ReservationRequest
     future: "asyncio.Future[Reservation]"
 
     @property
@@ -41,7 +41,7 @@ class PendingClaim(msgspec.Struct, eq=False):
         else:
             reservation.abandon()
 
-    def refuse(self, error: ApiError) -> None:
+    def reject(self, error: ApiError) -> None:
         """Set `error` as the future's exception. If the caller was cancelled, do nothing."""
         if self.waiting:
             self.future.set_exception(error)
@@ -125,9 +125,11 @@ class Reservation:
 
     __slots__ = ("_close", "_closing", "gateway", "lease", "request_id", "seq", "tokens")
 
-    def __init__(self, gateway: int, seq: int, claim: Claim, lease: Lease, close: Callable[[Closing], None]) -> None:
+    def __init__(
+        self, gateway: int, seq: int, request: ReservationRequest, lease: Lease, close: Callable[[Closing], None]
+    ) -> None:
         self.gateway, self.seq, self.lease = gateway, seq, lease
-        self.request_id, self.tokens = claim.request_id, claim.tokens
+        self.request_id, self.tokens = request.request_id, request.tokens
         self._close = close
         self._closing: Closing | None = None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.cortex.lifecycle.memory import Change, Megabytes, MemoryBook
+from helexa.cortex.lifecycle.memory_estimator import Megabytes, MemoryChange, MemoryEstimator
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Drain:
         megabytes: memory that the model uses in MB, by device index.
     """
 
-    def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
+    def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: MemoryChange) -> None:
         self._drains = drains
         self._change = change
         self.pair = pair
@@ -79,7 +79,7 @@ class Drains:
     Args:
         fleet: state of the nodes.
         client: client for the nodes' management API.
-        book: tracks the expected free memory of the nodes.
+        memory: tracks the expected free memory of the nodes.
         clock: returns monotonic seconds.
         evicted: called with the model id and the node name after every unload.
     """
@@ -88,7 +88,7 @@ class Drains:
         self,
         fleet: Fleet,
         client: NodeClient,
-        book: MemoryBook,
+        memory: MemoryEstimator,
         clock: Callable[[], float],
         evicted: Callable[[str, str], None],
     ) -> None:
@@ -96,7 +96,7 @@ class Drains:
         self.clock = clock
         self.warn_after = 0
         self._client = client
-        self._book = book
+        self._memory = memory
         self._evicted = evicted
         self._cycles: dict[str, int] = {}
 
@@ -111,15 +111,15 @@ class Drains:
             megabytes: memory that the model uses in MB, by device index.
         """
         node = self.fleet.node(pair[0])
-        memory_change = Change({})
+        memory_change = MemoryChange({})
         drain = Drain(self, pair, megabytes, memory_change)
-        self._book.begin(node, memory_change)
+        self._memory.begin(node, memory_change)
         try:
             with self.fleet.drain(*pair):
                 yield drain
         finally:
             if not drain.is_unloaded():
-                self._book.cancel(node.name, memory_change)
+                self._memory.cancel(node.name, memory_change)
 
     def has_own_requests(self, pair: Pair) -> bool:
         """Return whether this gateway has running requests for the (node, model) pair."""

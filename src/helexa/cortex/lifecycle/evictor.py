@@ -11,7 +11,7 @@ from helexa.core.catalogue import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
-from helexa.cortex.lifecycle.memory import totals
+from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools
 
 LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
@@ -51,17 +51,45 @@ class EvictionPlan:
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
     """Return a plan to load a model on a node without unnecessary evictions, or None if no plan frees enough memory.
 
+    If the model can be loaded on several pools of devices, the best plan is returned.
+
     Args:
         snapshot: the state of the nodes, models and memory on which the plan is based.
         node: the node to load on.
         profile: the model's catalogue entry.
         since: when the oldest waiting request for the model arrived (monotonic seconds).
     """
+    pools = device_pools(profile, node.discovery) if node.discovery is not None else []
+    plans = [_plan_on_pool(snapshot, node, profile, since, pool) for pool in pools]
+    return min(
+        (plan for plan in plans if plan is not None),
+        key=lambda plan: (not plan.fits, plan.ready_at, preference(snapshot, node, plan)),
+        default=None,
+    )
+
+
+def preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int]:
+    """Return the sort key of an eviction plan. The plan with the lowest key is preferred.
+
+    The criteria are, in this order:
+    * the model fits
+    * no model is evicted
+    * lowest eviction cost
+    * most free memory on the chosen devices
+    """
+    free_mb = snapshot.free(node)
+    free_on_devices = sum(free_mb.get(device, 0) for device in plan.devices)
+    return not plan.fits, bool(plan.evict), plan.cost(snapshot.now), -free_on_devices
+
+
+def _plan_on_pool(
+    snapshot: FleetSnapshot, node: Node, profile: Profile, since: float, pool: DevicePool
+) -> EvictionPlan | None:
     needed_mb = snapshot.needs_mb(profile.id)
-    share_mb = -(-needed_mb // profile.min_devices) if needed_mb else _ANY
-    free = {index: free for index, free in snapshot.free(node).items() if index in capable_devices(profile, node)}
+    share_mb = -(-needed_mb // pool.count) if needed_mb else _ANY
+    free = {index: free for index, free in snapshot.free(node).items() if index in pool.devices}
     residents = snapshot.residents(node)
-    devices = _fitting_devices(free, share_mb, profile.min_devices)
+    devices = _fitting_devices(free, share_mb, pool.count)
     if devices is not None:
         return EvictionPlan(devices, (), snapshot.now)
     evictable = [
@@ -69,12 +97,12 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
         for resident in residents
         if resident.rank <= snapshot.rank(profile.id) and resident.model != profile.id
     ]
-    to_evict = _sufficient_evictions(free, share_mb, profile.min_devices, _eviction_order(snapshot, evictable, since))
+    to_evict = _sufficient_evictions(free, share_mb, pool.count, _eviction_order(snapshot, evictable, since))
     if to_evict is not None:
-        devices = _fitting_devices(_free_after(free, to_evict), share_mb, profile.min_devices)
+        devices = _fitting_devices(_free_after(free, to_evict), share_mb, pool.count)
         ready_at = max(_evictable_at(snapshot, resident, since) for resident in to_evict)
         return EvictionPlan(devices or (), tuple(to_evict), max(ready_at, snapshot.now))
-    devices = _fitting_devices(free, _ANY, profile.min_devices)
+    devices = _fitting_devices(free, _ANY, pool.count)
     return None if residents or devices is None else EvictionPlan(devices, (), snapshot.now, fits=False)
 
 
@@ -94,12 +122,6 @@ def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
         if snapshot.catalogue.profile(resident.model) is not None
         if now - max(resident.used_at or 0.0, resident.loaded_at or 0.0, snapshot.began) >= ttl
     ]
-
-
-def capable_devices(profile: Profile, node: Node) -> list[int]:
-    """Return the indices of the devices with at least `min_device_vram_mb` of total memory."""
-    floor = profile.min_device_vram_mb or 0
-    return [index for index, megabytes in totals(node).items() if megabytes >= floor]
 
 
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:

@@ -3,6 +3,7 @@
 All functions are pure functions of a `FleetSnapshot`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import Any
@@ -12,7 +13,8 @@ from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
-from helexa.cortex.lifecycle.placement import Cold, feasible, place
+from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools, misfit
+from helexa.cortex.lifecycle.placement import ColdPlacement, allowed, place
 from helexa.cortex.routing.router import breaker_error, candidates, has_warm, route
 
 
@@ -67,7 +69,7 @@ def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
         decision = place(snapshot, model, snapshot.now)
     except ApiError as error:
         return _Explanation("refuse", str(error), retry_after=error.retry_after)
-    if not isinstance(decision, Cold):
+    if not isinstance(decision, ColdPlacement):
         wait = "" if isinf(decision.until) else f", at most {_secs(decision.until - snapshot.now)}"
         reason = (
             f"waits until {_names(decision.evict)} can be unloaded{wait}" if decision.evict else "waits for its turn"
@@ -111,12 +113,13 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
         return "does not load models on demand"
     if profile is None:
         return "does not have it, and it is not in the catalogue"
-    if profile.pinned_on and node.name not in profile.pinned_on:
+    if not allowed(profile, node):
         return f"not allowed: pinned on {_names(profile.pinned_on)}"
     if node.discovery is None:
         return "has not reported its hardware yet"
-    if not feasible(profile, node):
-        return f"cannot hold it: {_hardware(profile)}"
+    reason = misfit(profile, node.discovery)
+    if reason is not None:
+        return f"cannot hold it: {reason}"
     failure = snapshot.failures.get(pair)
     if failure is not None and failure.retry_at > snapshot.now:
         return f"{failure.message}; next attempt in {_secs(failure.retry_at - snapshot.now)}"
@@ -126,7 +129,8 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
 def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> str:
     plan = plan_eviction(snapshot, node, profile, snapshot.now)
     free_mb = snapshot.free(node)
-    available_mb = sum(sorted(free_mb.values(), reverse=True)[: profile.min_devices])
+    pools = device_pools(profile, node.discovery) if node.discovery is not None else []
+    available_mb = max((_most_free(free_mb, pool) for pool in pools), default=0)
     memory_text = f"needs {snapshot.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
     if plan is None:
         obstacles = [_obstacle(snapshot, resident, profile) for resident in snapshot.residents(node)]
@@ -160,9 +164,9 @@ def _idle_text(snapshot: FleetSnapshot, resident: ResidentModel) -> str:
     return "never used" if isinf(idle) else f"idle {_secs(idle)}"
 
 
-def _hardware(profile: Profile) -> str:
-    floor = f" of {profile.min_device_vram_mb} MB" if profile.min_device_vram_mb else ""
-    return f"needs {profile.min_devices} device{'s' if profile.min_devices > 1 else ''}{floor}"
+def _most_free(free_mb: Mapping[int, int], pool: DevicePool) -> int:
+    """Return the free MB of the devices with the most free memory of a pool."""
+    return sum(sorted((free_mb.get(device, 0) for device in pool.devices), reverse=True)[: pool.count])
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from helexa.core.catalogue import DEFAULT_RESIDENCY, Catalogue
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.lifecycle.memory import HOST, Megabytes, reading, totals
+from helexa.cortex.lifecycle.memory_estimator import HOST, Megabytes, reading, totals
 
 ASSUMED_LOAD_MB_PER_SEC = 500.0
 ASSUMED_LOAD_SECS = 30.0

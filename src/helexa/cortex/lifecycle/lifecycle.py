@@ -19,11 +19,11 @@ from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
-from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
-from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
-from helexa.cortex.lifecycle.placement import Cold, Hold
+from helexa.cortex.lifecycle.memory_estimator import Megabytes, MemoryEstimator
+from helexa.cortex.lifecycle.pending_loads import PendingLoad, WaitingRequest
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
-from helexa.cortex.routing.router import Warm, route
+from helexa.cortex.routing.router import WarmRoute, route
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ class Lifecycle:
         self._clock = clock
         self._began = clock()
         self._history = History()
-        self._book = MemoryBook()
-        drains = Drains(fleet, client, self._book, clock, evicted)
-        self._dependencies = LoadDependencies(fleet, client, self._book, drains, clock)
+        self._memory = MemoryEstimator()
+        drains = Drains(fleet, client, self._memory, clock, evicted)
+        self._dependencies = LoadDependencies(fleet, client, self._memory, drains, clock)
         self._pending: dict[str, PendingLoad] = {}
-        self._jobs: dict[str, asyncio.Task[Warm]] = {}
+        self._jobs: dict[str, asyncio.Task[WarmRoute]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self.configure(config, catalogue)
@@ -76,7 +76,7 @@ class Lifecycle:
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
-    async def serve(self, model: str, waiting: Waiting) -> Warm:
+    async def serve(self, model: str, waiting: WaitingRequest) -> WarmRoute:
         """Return the node and URL that serve `model`. If necessary, wait until a node has loaded the model.
 
         A running load continues if the caller is cancelled. `waiting` is the request, with its priority and time of
@@ -112,15 +112,15 @@ class Lifecycle:
             info = node.models.get(model)
             if node.healthy and (model in node.activating() or (info is not None and info.status == "loading")):
                 return Progress(*reported_progress(node, model))
-        if pending is not None and pending.hold is not None:
-            return Progress(None, f"waiting for memory on {pending.hold.node}", self._eta(pending))
+        if pending is not None and pending.delayed is not None:
+            return Progress(None, f"waiting for memory on {pending.delayed.node}", self._eta(pending))
         return None
 
     def snapshot(self) -> FleetSnapshot:
         """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
-            self._book.update(node)
+            self._memory.update(node)
         self._history.look(fleet_view)
         return FleetSnapshot(
             fleet_view,
@@ -128,8 +128,8 @@ class Lifecycle:
             self._clock(),
             self._began,
             self._eviction,
-            self._book.expected_free(),
-            self._book.reserved(),
+            self._memory.expected_free(),
+            self._memory.reserved(),
             self._history.load_secs,
             self._history.failures,
             self._history.devices,
@@ -175,11 +175,11 @@ class Lifecycle:
         queue = [pending for pending in without_job if not pending.outcome.done()]
         for queue_verdict in decide(queue, self.snapshot, self._start):
             pending = self._pending[queue_verdict.queued.model]
-            pending.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
+            pending.delayed = queue_verdict.decision if isinstance(queue_verdict.decision, DelayedPlacement) else None
             if isinstance(queue_verdict.decision, ApiError):
                 self._resolve(pending, queue_verdict.decision)
 
-    def _start(self, queued: QueuedModel, cold: Cold) -> None:
+    def _start(self, queued: QueuedModel, cold: ColdPlacement) -> None:
         pending, snapshot = self._pending[queued.model], self.snapshot()
         node = self._fleet.node(cold.node)
         resident_mb: dict[str, Megabytes] = {
@@ -196,7 +196,7 @@ class Lifecycle:
         self._jobs[cold.model] = task
         task.add_done_callback(lambda task: self._on_load_done(pending, job, task))
 
-    def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[Warm]) -> None:
+    def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[WarmRoute]) -> None:
         job.release()
         del self._jobs[pending.model]
         pending.job = None
@@ -218,12 +218,12 @@ class Lifecycle:
         self._drop_if_unused(pending)
         self._wake.set()
 
-    def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
+    def _resolve(self, pending: PendingLoad, outcome: WarmRoute | HelexaError) -> None:
         """Remove a pending load. Pass `outcome`, a node or an error, to all requests that wait for the model."""
         self._pending.pop(pending.model, None)
         if pending.outcome.done():
             return
-        if isinstance(outcome, Warm):
+        if isinstance(outcome, WarmRoute):
             self._history.awaited[outcome.node, outcome.model] = self._clock()
             pending.outcome.set_result(outcome)
         else:
@@ -239,10 +239,10 @@ class Lifecycle:
     def _eta(self, pending: PendingLoad) -> float | None:
         if pending.job is not None:
             return pending.job.progress().eta_secs
-        if pending.hold is None or pending.hold.until == inf:
+        if pending.delayed is None or pending.delayed.until == inf:
             return None
-        usual_secs = self.snapshot().measured_load_secs(pending.hold.node, pending.model)
-        return max(0.0, pending.hold.until - self._clock()) + (usual_secs or 0.0)
+        usual_secs = self.snapshot().measured_load_secs(pending.delayed.node, pending.model)
+        return max(0.0, pending.delayed.until - self._clock()) + (usual_secs or 0.0)
 
     def _unload_idle(self) -> None:
         """Start to unload the models that were idle for `idle_ttl_secs`."""
@@ -265,5 +265,5 @@ class Lifecycle:
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
 
 
-def _eviction_note(cold: Cold) -> str:
+def _eviction_note(cold: ColdPlacement) -> str:
     return f" instead of {', '.join(cold.evict)}" if cold.evict else ""

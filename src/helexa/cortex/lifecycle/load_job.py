@@ -12,9 +12,16 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains
-from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, additional_mb, reading
-from helexa.cortex.lifecycle.placement import Cold
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.lifecycle.memory_estimator import (
+    HOST,
+    Megabytes,
+    MemoryChange,
+    MemoryEstimator,
+    additional_mb,
+    reading,
+)
+from helexa.cortex.lifecycle.placement import ColdPlacement
+from helexa.cortex.routing.router import WarmRoute
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +51,7 @@ class LoadDependencies:
 
     fleet: Fleet
     client: NodeClient
-    book: MemoryBook
+    memory: MemoryEstimator
     drains: Drains
     clock: Callable[[], float]
 
@@ -63,7 +70,7 @@ class LoadJob:
 
     def __init__(
         self,
-        cold: Cold,
+        cold: ColdPlacement,
         size_mb: int,
         victims: dict[str, Megabytes],
         dependencies: LoadDependencies,
@@ -94,11 +101,11 @@ class LoadJob:
         ]
         devices = cold.spec.devices or [HOST]
         self._required_mb = {device: size_mb // len(devices) for device in devices}
-        self._change = Change({})
+        self._change = MemoryChange({})
         self._reserve()
         # If the load is already running, the node's readings include its memory.
         if not cold.joined or reading(node) is None:
-            dependencies.book.begin(node, self._change)
+            dependencies.memory.begin(node, self._change)
             self._resources.callback(self._cancel_reservation)
 
     @property
@@ -106,7 +113,7 @@ class LoadJob:
         """The (node name, model id) pair of the load."""
         return self.cold.node, self.cold.model
 
-    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
+    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> WarmRoute:
         """Evict models if necessary, load the model, and return the node and URL that serve the model.
 
         Args:
@@ -130,10 +137,13 @@ class LoadJob:
         if not self.cold.joined:
             self.secs = self._dependencies.clock() - self._loading_since
         url = await self._dependencies.client.url(node, model, bearer)
-        info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
+        spec = self.cold.spec
+        info = ModelInfo(
+            id=model, harness=spec.harness, devices=spec.devices or [], tensor_parallel=spec.tensor_parallel
+        )
         self._dependencies.fleet.loaded(name, info, url)
         self._change.ended_at = self._dependencies.clock()
-        return Warm(model, name, url, f"node={name}; why=loaded"[:100])
+        return WarmRoute(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
         """End the memory reservation, and allow requests for models that were not evicted. May be called twice."""
@@ -202,7 +212,7 @@ class LoadJob:
 
     def _cancel_reservation(self) -> None:
         if self._change.ended_at is None:
-            self._dependencies.book.cancel(self.cold.node, self._change)
+            self._dependencies.memory.cancel(self.cold.node, self._change)
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:

@@ -6,13 +6,13 @@ from math import ceil
 
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.lifecycle.pending_loads import PendingLoad
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.routing.router import WarmRoute
 
 _RETRY_UNKNOWN_SECS = 10
 _MAX_RETRY_SECS = 3600
 
 
-async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callable[[], float | None]) -> Warm:
+async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callable[[], float | None]) -> WarmRoute:
     """Wait until the model is loaded, at most `limit_secs` seconds, and return the node that serves the model.
 
     If the load will probably take more than twice `limit_secs`, the function raises the error without waiting.

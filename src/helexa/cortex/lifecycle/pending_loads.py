@@ -8,14 +8,14 @@ from typing import Protocol
 
 from helexa.core.errors import overloaded
 from helexa.cortex.lifecycle.load_job import LoadJob
-from helexa.cortex.lifecycle.placement import Hold
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.lifecycle.placement import DelayedPlacement
+from helexa.cortex.routing.router import WarmRoute
 
 MAX_WAITERS = 256
 RETRY_CROWDED = 5
 
 
-class Waiting(Protocol):
+class WaitingRequest(Protocol):
     """Interface of a request that waits until its model is loaded."""
 
     @property
@@ -36,15 +36,15 @@ class PendingLoad:
         model: the model id.
         outcome: future that is resolved with the node and URL that serve the model, or with the error response.
         job: the running load; None if the load has not started.
-        hold: the decision that the load must wait, with its probable node and start; None if there is none.
+        delayed: the decision that the load must wait, with its probable node and start; None if there is none.
     """
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.outcome: asyncio.Future[Warm] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[WarmRoute] = asyncio.get_running_loop().create_future()
         self.job: LoadJob | None = None
-        self.hold: Hold | None = None
-        self._waiters: list[Waiting] = []
+        self.delayed: DelayedPlacement | None = None
+        self._waiters: list[WaitingRequest] = []
 
     @property
     def since(self) -> float:
@@ -61,7 +61,7 @@ class PendingLoad:
         return bool(self._waiters)
 
     @contextmanager
-    def waiting(self, request: Waiting) -> Iterator[None]:
+    def waiting(self, request: WaitingRequest) -> Iterator[None]:
         """Return a context manager during which `request` counts as waiting for the model.
 
         Raises:

@@ -9,11 +9,12 @@ from math import ceil, inf
 
 from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
-from helexa.core.fleet import Discovery, ModelSpec
+from helexa.core.fleet import ModelSpec
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, plan_eviction
+from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
-from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.hardware_fit import device_pools, misfit
+from helexa.cortex.lifecycle.memory_estimator import HOST
 
 RECOVERING = ("recovering", "poisoned")
 
@@ -24,9 +25,11 @@ RETRY_LOADING = 5
 RETRY_UNSERVABLE = 5
 RETRY_NO_ROOM = 30
 
+_MAX_REASONS = 3  # in an error message
+
 
 @dataclass(frozen=True)
-class Cold:
+class ColdPlacement:
     """Decision to load a model on a node, or to wait for a load of the model that is already running on the node.
 
     Attributes:
@@ -45,7 +48,7 @@ class Cold:
 
 
 @dataclass(frozen=True)
-class Hold:
+class DelayedPlacement:
     """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
 
     Attributes:
@@ -62,7 +65,9 @@ class Hold:
     until: float
 
 
-def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+def place(
+    snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()
+) -> ColdPlacement | DelayedPlacement:
     """Decide on which node to load a model that no node has loaded, or decide that the load must wait.
 
     Args:
@@ -86,7 +91,7 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
     registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
         if registered:
-            return Cold(model, registered[0].name, _spec(snapshot, registered[0], model))
+            return ColdPlacement(model, registered[0].name, _spec(snapshot, registered[0], model))
         raise _no_candidate_error(snapshot, healthy, model)
     candidates = [
         node for node in registered or loadable if feasible(profile, node) and _is_vacant(snapshot, node, model)
@@ -100,11 +105,11 @@ def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Coll
     ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= snapshot.now and node.name not in claimed]
     if ready_plans:
         node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair))
-        return Cold(
+        return ColdPlacement(
             model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
         )
     node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair)))
-    return Hold(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
+    return DelayedPlacement(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
 def allowed(profile: Profile, node: Node) -> bool:
@@ -112,20 +117,9 @@ def allowed(profile: Profile, node: Node) -> bool:
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
-def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Return whether a node with the hardware `discovery` has enough suitable devices for the model.
-
-    A model fits a node without accelerators if the catalogue requires one device and no minimum device memory.
-    """
-    if not discovery.devices:
-        return profile.min_devices == 1 and not profile.min_device_vram_mb
-    floor = profile.min_device_vram_mb or 0
-    return sum(device.vram_total_mb >= floor for device in discovery.devices) >= profile.min_devices
-
-
 def feasible(profile: Profile, node: Node) -> bool:
     """Return whether the model is allowed on the node and fits the node's known hardware."""
-    return allowed(profile, node) and node.discovery is not None and fits(profile, node.discovery)
+    return allowed(profile, node) and node.discovery is not None and misfit(profile, node.discovery) is None
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
@@ -147,26 +141,11 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of an eviction plan. The plan with the lowest key is chosen.
-
-    The criteria are, in this order:
-    * the model fits
-    * no model is evicted
-    * lowest eviction cost
-    * most free memory on the chosen devices
-    * alphabetical order of the nodes' names
-    """
-    free_mb = snapshot.free(node)
-    return (
-        not plan.fits,
-        bool(plan.evict),
-        plan.cost(snapshot.now),
-        -sum(free_mb.get(device, 0) for device in plan.devices),
-        node.name,
-    )
+    """Return the sort key of a node's eviction plan. Among equal plans, the node's name decides."""
+    return *preference(snapshot, node, plan), node.name
 
 
-def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
+def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ColdPlacement | None:
     """Return the decision to wait for a running load of the model, or None if the model is not loading.
 
     The load was started by this gateway, or is reported by one of the `healthy` nodes.
@@ -177,7 +156,7 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
     fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
-            return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
+            return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
     for node in healthy:
@@ -185,7 +164,7 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
             if snapshot.catalogue.profile(model) is None:
                 raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
             if not _in_back_off(snapshot, node, model):
-                return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
+                return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     return None
 
 
@@ -260,7 +239,11 @@ def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str
         return model_not_found(model[:200])
     if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
         return service_unavailable(f"no node that can hold model '{model}' accepts loads now", RETRY_NODE_DOWN)
-    return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
+    message = f"no node can hold model '{model}'"
+    reasons = [misfit(profile, node.discovery) for node in healthy if node.discovery and allowed(profile, node)]
+    if reasons := list(dict.fromkeys(filter(None, reasons)))[:_MAX_REASONS]:
+        message += f": it {', it '.join(reasons)}"
+    return ApiError(503, "service_unavailable", message, type="api_error")
 
 
 def _may_hold_later(profile: Profile, node: Node) -> bool:
@@ -276,7 +259,11 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
 def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
     profile = snapshot.catalogue.profile(model)
     if profile is not None:
-        devices = snapshot.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
-        return load_spec(profile, devices)
+        return load_spec(profile, snapshot.devices.get((node.name, model)) or _first_devices(profile, node))
     info = node.models.get(model)
     return ModelSpec(model_id=model, harness=info.harness if info else "torch")
+
+
+def _first_devices(profile: Profile, node: Node) -> tuple[int, ...]:
+    pools = device_pools(profile, node.discovery) if node.discovery is not None else []
+    return pools[0].devices[: pools[0].count] if pools else ()

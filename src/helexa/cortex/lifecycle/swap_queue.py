@@ -9,7 +9,7 @@ from typing import Protocol
 
 from helexa.core.errors import ApiError
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
-from helexa.cortex.lifecycle.placement import Cold, Hold, place
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, place
 
 
 class QueuedModel(Protocol):
@@ -32,11 +32,11 @@ class QueuedModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class QueueDecision:
     """The decision for one waiting model: load the model, wait, or reject the model's requests with an error."""
 
     queued: QueuedModel
-    decision: Cold | Hold | ApiError
+    decision: ColdPlacement | DelayedPlacement | ApiError
 
 
 def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
@@ -56,8 +56,8 @@ def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float)
 def decide(
     queue: Sequence[QueuedModel],
     take_snapshot: Callable[[], FleetSnapshot],
-    start: Callable[[QueuedModel, Cold], None],
-) -> list[Verdict]:
+    start: Callable[[QueuedModel, ColdPlacement], None],
+) -> list[QueueDecision]:
     """Decide for each waiting model whether its load starts, waits or fails, and start the loads that can start.
 
     The models are handled in the order of `queue_order`. If a model has waited for `swap_wait_secs` and its load still
@@ -72,18 +72,18 @@ def decide(
         The decisions, in the order in which the models were handled.
     """
     snapshot = take_snapshot()
-    verdicts: list[Verdict] = []
+    decisions: list[QueueDecision] = []
     claimed: set[str] = set()
     swap_wait_secs = snapshot.settings.swap_wait_secs
     for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
-            decision: Cold | Hold | ApiError = place(snapshot, waiter.model, waiter.since, claimed)
+            decision: ColdPlacement | DelayedPlacement | ApiError = place(snapshot, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error
-        verdicts.append(Verdict(waiter, decision))
-        if isinstance(decision, Cold):
+        decisions.append(QueueDecision(waiter, decision))
+        if isinstance(decision, ColdPlacement):
             start(waiter, decision)
             snapshot = take_snapshot()
-        elif isinstance(decision, Hold) and snapshot.now - waiter.since >= swap_wait_secs:
+        elif isinstance(decision, DelayedPlacement) and snapshot.now - waiter.since >= swap_wait_secs:
             claimed.add(decision.node)
-    return verdicts
+    return decisions

@@ -7,7 +7,7 @@ import msgspec
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.routing.router import WarmRoute
 from helexa.cortex.usage.meter import Meter, Usage
 
 UNRESOLVED = "unknown"
@@ -57,7 +57,7 @@ class RequestRecord(msgspec.Struct):
     model: str = UNRESOLVED
     node: str = NO_NODE
     route: str = ""
-    target: Warm | None = None
+    target: WarmRoute | None = None
     usage_id: str = ""
     status: int = 0
     code: str | None = None

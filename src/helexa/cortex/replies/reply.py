@@ -55,7 +55,7 @@ class Reply:
         other started response is left incomplete, so the server closes the connection.
         """
         if not self.started:
-            body = self.refusal(error)
+            body = self.error_body(error)
             headers = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             await self.start(error.status, headers, streamed=False)
@@ -65,7 +65,7 @@ class Reply:
             body = end_of_event + self.failure(error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def refusal(self, error: ApiError) -> bytes:
+    def error_body(self, error: ApiError) -> bytes:
         """Return the body of an HTTP error response. Used if `abort` is called before a status was sent."""
         return orjson.dumps(error.envelope())
 

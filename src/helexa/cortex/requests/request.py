@@ -23,7 +23,7 @@ from helexa.cortex.usage.token_limit import (
     TokenLimit,
     read_token_limit,
 )
-from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.client_disconnect import ClientDisconnected
 from helexa.http.connections.request_head import Headers
 
 _MIN_CHUNK_BYTES = 8 << 10
@@ -192,7 +192,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     Raises:
         ApiError: 413 if the declared or received length is over `limit` bytes. 408 if the client stops sending the
             body. 503 if the server's memory for request bodies is used up.
-        ClientGone: the client disconnected before the end of the body.
+        ClientDisconnected: the client disconnected before the end of the body.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -205,7 +205,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         chunk = message["body"]
         if size + len(chunk) > limit:
             raise _too_large(limit)

@@ -22,7 +22,7 @@ def user(endpoint: Endpoint) -> Endpoint:
 
     The wrapper sets `request.state.principal` to the account and key of the request, or to None for an anonymous one.
     """
-    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
+    return _guard(endpoint, lambda gateway, headers: gateway.authenticator.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
@@ -32,9 +32,11 @@ def viewer(endpoint: Endpoint) -> Endpoint:
     """
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
-        gatekeeper = gateway.gatekeeper
+        authenticator = gateway.authenticator
         return (
-            gatekeeper.admit_admin(headers) if gateway.config.entitlements.require_auth else gatekeeper.admit(headers)
+            authenticator.admit_admin(headers)
+            if gateway.config.entitlements.require_auth
+            else authenticator.admit(headers)
         )
 
     return _guard(endpoint, admit)
@@ -42,7 +44,7 @@ def viewer(endpoint: Endpoint) -> Endpoint:
 
 def admin(endpoint: Endpoint) -> Endpoint:
     """Wrap `endpoint` to require an admin's key, even if the setting `require_auth` is false."""
-    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
+    return _guard(endpoint, lambda gateway, headers: gateway.authenticator.admit_admin(headers))
 
 
 def _guard(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:

@@ -19,8 +19,8 @@ from helexa.cortex.requests.body_jobs import read_count
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.routing.router import RETRY_OPEN, route
 from helexa.cortex.serving.service import is_known
-from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import refuse_encoded, request_id
+from helexa.http.connections.client_disconnect import ClientDisconnected
+from helexa.http.connections.request_head import reject_encoded, request_id
 
 TIMEOUT_SECS = 5.0
 
@@ -30,7 +30,7 @@ async def count_message_tokens(request: Request) -> Response:
     name = request_id(request.scope["headers"])
     try:
         body, status, headers = await _count(request), 200, dict[str, str]()
-    except ClientGone:
+    except ClientDisconnected:
         return Response(status_code=499)
     except ApiError as error:
         body, status, headers = orjson.dumps(to_anthropic_error(error, name)), error.status, error_headers(error)
@@ -40,9 +40,9 @@ async def count_message_tokens(request: Request) -> Response:
 async def _count(request: Request) -> bytes:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
-    principal = gateway.gatekeeper.admit(headers)
-    refuse_encoded(headers)
-    with gateway.limits.enter(principal):
+    principal = gateway.authenticator.admit(headers)
+    reject_encoded(headers)
+    with gateway.rate_limiter.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
         return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))
 

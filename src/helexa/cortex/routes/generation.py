@@ -17,8 +17,8 @@ from helexa.cortex.requests.body_jobs import read_message, read_request
 from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.request import ClientRequest, read_body
 from helexa.cortex.serving.service import serve
-from helexa.http.connections.client_disconnect import ClientGone, HangUp
-from helexa.http.connections.request_head import Headers, refuse_encoded, request_id
+from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
+from helexa.http.connections.request_head import Headers, reject_encoded, request_id
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")
@@ -37,15 +37,15 @@ class Generation:
         response.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
-            record.principal = gateway.gatekeeper.admit(headers)
-            refuse_encoded(headers)
-            with gateway.limits.enter(record.principal) as admission:
+            record.principal = gateway.authenticator.admit(headers)
+            reject_encoded(headers)
+            with gateway.rate_limiter.enter(record.principal) as permit:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()
-                with scope["extensions"][HangUp.NAME]:
+                with scope["extensions"][DisconnectGuard.NAME]:
                     request = await self.parse(gateway.body_workers, record.api, headers, body, response)
-                    await serve(gateway, request, response, record, admission)
-        except ClientGone:
+                    await serve(gateway, request, response, record, permit)
+        except ClientDisconnected:
             record.client_gone = True
         except ApiError as error:
             failure = error

@@ -16,8 +16,8 @@ from helexa.cortex.access.key_terms import KeyChange, NewKey, key_json, reject_s
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.routes.access import Endpoint, admin
-from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import refuse_encoded
+from helexa.http.connections.client_disconnect import ClientDisconnected
+from helexa.http.connections.request_head import reject_encoded
 from helexa.http.json_response import JsonResponse
 
 _MAX_BODY_BYTES = 256 << 10
@@ -26,7 +26,7 @@ _MAX_BODY_BYTES = 256 << 10
 async def list_keys(request: Request) -> Response:
     """Respond with all keys and their spent tokens, without their secrets. Keys from cortex.toml come first."""
     gateway = _gateway(request)
-    entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
+    entries = [await _entry(gateway, key, "config") for key in gateway.authenticator.static]
     entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
     return JsonResponse({"keys": entries})
 
@@ -38,7 +38,7 @@ async def create_key(request: Request) -> Response:
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
         raise invalid_body("expires_at: must be in the future", "expires_at")
     principal = new_key.principal(gateway.catalogue)
-    reject_static(gateway.gatekeeper.static, principal.key_id)
+    reject_static(gateway.authenticator.static, principal.key_id)
     key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
     response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
@@ -53,7 +53,7 @@ async def change_key(request: Request) -> Response:
     """
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await _body(request))
-    reject_static(gateway.gatekeeper.static, key_id)
+    reject_static(gateway.authenticator.static, key_id)
     key = await gateway.keyring.store.change(
         key_id, lambda principal: key_change.apply_to(principal, gateway.catalogue)
     )
@@ -64,7 +64,7 @@ async def change_key(request: Request) -> Response:
 async def revoke_key(request: Request) -> Response:
     """Revoke a key, and respond with it. Running requests of the key continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    reject_static(gateway.gatekeeper.static, key_id)
+    reject_static(gateway.authenticator.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
     await gateway.keyring.refresh()
     return JsonResponse(await _entry(gateway, key))
@@ -99,8 +99,8 @@ async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[s
 
 
 async def _body(request: Request) -> bytes:
-    refuse_encoded(request.scope["headers"])
+    reject_encoded(request.scope["headers"])
     try:
         return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
-    except ClientGone:
+    except ClientDisconnected:
         raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None

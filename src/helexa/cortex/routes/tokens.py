@@ -26,10 +26,10 @@ from helexa.cortex.requests.body_bounds import check_containers
 from helexa.cortex.requests.body_workers import is_large
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.requests.rewrite import rewrite
-from helexa.cortex.routing.router import Warm, route
+from helexa.cortex.routing.router import WarmRoute, route
 from helexa.cortex.serving.service import is_known
-from helexa.http.connections.client_disconnect import ClientGone
-from helexa.http.connections.request_head import Headers, refuse_encoded
+from helexa.http.connections.client_disconnect import ClientDisconnected
+from helexa.http.connections.request_head import Headers, reject_encoded
 
 TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
@@ -47,12 +47,12 @@ async def ask_tokenizer(request: Request) -> Response:
     """Forward `POST /tokenize`, `/detokenize` or `/v1/responses/input_tokens` to a node that has the model loaded."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
-    principal = gateway.gatekeeper.admit(headers)
-    refuse_encoded(headers)
-    with gateway.limits.enter(principal):
+    principal = gateway.authenticator.admit(headers)
+    reject_encoded(headers)
+    with gateway.rate_limiter.enter(principal):
         try:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        except ClientGone:
+        except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, fields.model, fields.previous_response_id)
@@ -81,13 +81,15 @@ async def get_tokenizer_info(request: Request) -> Response:
             raise unsupported_parameter(name)
     gateway: Gateway = request.app.state.gateway
     principal: Principal | None = request.state.principal
-    with gateway.limits.enter(principal):
+    with gateway.rate_limiter.enter(principal):
         target = await _target(gateway, principal, request.query_params.get("model"))
         path = f"{request.url.path}?model={quote(target.model, safe='')}"
         return await _call_tokenizer(gateway, target, principal, path)
 
 
-async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
+async def _target(
+    gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None
+) -> WarmRoute:
     """Return the node to which a tokenizer request is forwarded.
 
     Args:
@@ -122,7 +124,7 @@ def _only_model(gateway: Gateway, principal: Principal | None) -> str:
 
 
 async def _call_tokenizer(
-    gateway: Gateway, target: Warm, principal: Principal | None, path: str, body: bytes = b""
+    gateway: Gateway, target: WarmRoute, principal: Principal | None, path: str, body: bytes = b""
 ) -> Response:
     identity: Headers = []
     if principal is not None and target.kind == "neuron":

@@ -29,7 +29,7 @@ expired. `busy`: the node answered 429 or 503.
 """
 
 
-class Warm(msgspec.Struct, frozen=True):
+class WarmRoute(msgspec.Struct, frozen=True):
     """Decision to forward a request to a node that has the model loaded.
 
     Attributes:
@@ -54,7 +54,7 @@ def route(
     settings: RoutingSection | None = None,
     choose: Choose = random.choice,
     avoid: Collection[str] = (),
-) -> Warm | None:
+) -> WarmRoute | None:
     """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
     The load of a node is its number of requests for the model. With an affinity key, the nodes are tried in the key's
@@ -77,7 +77,7 @@ def route(
     node, cause = _choose_node(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
     load = view.load(node, model)
     reason = f"node={_ascii(node.name)}; why={cause}; load={load}; candidates={len(serving_nodes)}"
-    return Warm(model, node.name, node.url(model), reason, node.kind)
+    return WarmRoute(model, node.name, node.url(model), reason, node.kind)
 
 
 def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list[Node]:

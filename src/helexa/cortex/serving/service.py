@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
 from helexa.cortex.access.auth import authorise
-from helexa.cortex.access.limits import Pass
+from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.proxy import NoResponse, Settle
 from helexa.cortex.forwarding.sse_keep_alive import wait_for_load
@@ -18,7 +18,7 @@ from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.affinity import affinity_key
-from helexa.cortex.routing.router import Outcome, Warm, breaker_error, may_retry, route
+from helexa.cortex.routing.router import Outcome, WarmRoute, breaker_error, may_retry, route
 from helexa.cortex.serving.budget_reservation import reserve_budget
 from helexa.cortex.serving.settlement import Settlement
 
@@ -34,7 +34,7 @@ class Waiter:
 
 
 async def serve(
-    gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, admission: Pass
+    gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, permit: RateLimitPermit
 ) -> None:
     """Check a request, forward it to a node, forward the response, and charge the request to its key.
 
@@ -43,7 +43,7 @@ async def serve(
         request: the parsed request.
         response: the response to the client.
         record: the request record.
-        admission: tracks the request in the rate limits of its key. It was created before the body was read.
+        permit: tracks the request in the rate limits of its key. It was created before the body was read.
 
         Raises:
             ApiError: the request was rejected or failed. The caller must end the response with this error.
@@ -63,8 +63,8 @@ async def serve(
     if hint is not None:
         response.headers.append((b"x-helexa-advice", hint))
     tokens = request.tokens(limit)
-    admission.hold_tokens(tokens)
-    response.headers += admission.headers
+    permit.hold_tokens(tokens)
+    response.headers += permit.headers
     try:
         if record.principal is None:
             await _forward(gateway, model, request, response, record, None)
@@ -76,10 +76,10 @@ async def serve(
                 try:
                     await _forward(gateway, model, request, response, record, settlement.settle)
                 finally:
-                    admission.answered()
+                    permit.answered()
     finally:
         if record.usage is not None:
-            admission.spent(record.usage.prompt + record.usage.completion)
+            permit.spent(record.usage.prompt + record.usage.completion)
 
 
 def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
@@ -141,7 +141,7 @@ async def _affinity_key(gateway: Gateway, request: ClientRequest, record: Reques
 
 async def _wait_for_model(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord
-) -> Warm:
+) -> WarmRoute:
     """Load the model, wait until it is loaded, and return the node that serves it."""
     load_failure = breaker_error(gateway.fleet.view(), model)
     if load_failure is not None:

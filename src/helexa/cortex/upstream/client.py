@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from helexa.cortex.upstream.connection import Connection, UpstreamResponse
-from helexa.cortex.upstream.errors import BrokenOff, LocalError, NotReached
+from helexa.cortex.upstream.errors import ConnectError, IncompleteResponseError, LocalConnectError
 from helexa.cortex.upstream.origin import Origin, parse_base
 from helexa.http.connections.local_errors import is_local_error
 from helexa.http.connections.request_head import Headers
@@ -78,10 +78,10 @@ class Upstream:
             repeatable: True if the request may be sent twice.
 
         Raises:
-            NotReached: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
-            LocalError: the gateway is out of file descriptors, ports or memory.
-            BrokenOff: the connection ended before the response began.
-            Silent: no data arrived within a timeout.
+            ConnectError: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
+            LocalConnectError: the gateway is out of file descriptors, ports or memory.
+            IncompleteResponseError: the connection ended before the response began.
+            ReadTimeoutError: no data arrived within a timeout.
         """
         origin, prefix = parse_base(base)
         target = prefix.encode() + path.encode()
@@ -92,7 +92,7 @@ class Upstream:
         if connection is not None:
             try:
                 return await connection.ask(request_head, body, is_alive, interim)
-            except BrokenOff:
+            except IncompleteResponseError:
                 if connection.response_began or not (repeatable or method == b"GET"):
                     raise
         return await (await self._connect(origin)).ask(request_head, body, is_alive, interim)
@@ -158,7 +158,7 @@ class Upstream:
                     ssl=self._tls if origin.tls else None,
                 )
         except (OSError, TimeoutError) as error:
-            raise (LocalError if is_local_error(error) else NotReached)(_reason(error)) from error
+            raise (LocalConnectError if is_local_error(error) else ConnectError)(_reason(error)) from error
         return connection
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from helexa.cortex.upstream.errors import BrokenOff, Silent, UpstreamError
+from helexa.cortex.upstream.errors import IncompleteResponseError, ReadTimeoutError, UpstreamError
 from helexa.cortex.upstream.origin import Origin
 from helexa.http.connections.client_disconnect import is_gone
 from helexa.http.connections.request_head import Headers
@@ -64,8 +64,8 @@ class UpstreamResponse:
         """Return the next bytes of the body, or empty bytes at its end.
 
         Raises:
-            BrokenOff: the connection ended before the end of the body.
-            Silent: a timeout expired.
+            IncompleteResponseError: the connection ended before the end of the body.
+            ReadTimeoutError: a timeout expired.
         """
         return self._connection.body()  # no `await` here: it would cost one more frame per chunk
 
@@ -137,11 +137,11 @@ class Connection(asyncio.Protocol):
             interim: True to ask the node for `102 Processing` responses until its response begins.
 
         Raises:
-            BrokenOff: the connection ended before the response.
-            Silent: a timeout expired.
+            IncompleteResponseError: the connection ended before the response.
+            ReadTimeoutError: a timeout expired.
         """
         if self._transport is None or self._transport.is_closing():
-            raise BrokenOff("closed")
+            raise IncompleteResponseError("closed")
         self._awaiting_response, self.response_began, self.status, self.headers = True, False, 0, []
         self._header_bytes, self._head_complete, self._until_close, self._complete, self._keep_alive = (
             0,
@@ -173,8 +173,8 @@ class Connection(asyncio.Protocol):
         """Return the next bytes of the response's body, or empty bytes at its end.
 
         Raises:
-            BrokenOff: the connection ended before the end of the body.
-            Silent: a timeout expired.
+            IncompleteResponseError: the connection ended before the end of the body.
+            ReadTimeoutError: a timeout expired.
         """
         while not self._chunks:
             if self._complete:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
     async def _wait_for_event(self) -> None:
         """Wait until bytes of the response arrive or the response ends.
 
-        Callers must first read all buffered bytes. The timer runs from the first call on.
+        Callers must first read all buffered bytes. The first call starts the timer that detects a silent node.
 
         Raises:
             UpstreamError: the response has already failed.
@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
         if secs_left > 0:
             self._timer = self._loop.call_later(secs_left, self._check_silence)
         else:
-            self._fail(Silent(f"no byte for {now - self.last_received_at:.0f} s"))
+            self._fail(ReadTimeoutError(f"no byte for {now - self.last_received_at:.0f} s"))
 
     def _clear_timer(self) -> None:
         if self._timer is not None:
@@ -277,14 +277,14 @@ class Connection(asyncio.Protocol):
         self.last_received_at = self._loop.time()
         self.response_began = True
         if not self._awaiting_response or self._complete:  # no response is expected
-            self._fail(BrokenOff("bytes after the response"))
+            self._fail(IncompleteResponseError("bytes after the response"))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(BrokenOff("the node sent a protocol upgrade"))
+            self._fail(IncompleteResponseError("the node sent a protocol upgrade"))
         except httptools.HttpParserError as error:
-            self._fail(BrokenOff(type(error).__name__))
+            self._fail(IncompleteResponseError(type(error).__name__))
         else:
             if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
             self._complete = True
             self._wake()
         elif not self._complete:
-            self._fail(BrokenOff(type(exc).__name__ if exc else "closed"))
+            self._fail(IncompleteResponseError(type(exc).__name__ if exc else "closed"))
         self._clear_timer()
         self._transport = None
 

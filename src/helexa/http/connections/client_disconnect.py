@@ -6,22 +6,22 @@ import sys
 from types import TracebackType
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client of a request has disconnected."""
 
 
-class HangUp:
+class DisconnectGuard:
     """Tells whether the client of a request has disconnected.
 
-    It is stored in the ASGI scope as `extensions[HangUp.NAME]`. An application can use it as a context manager: if the
-    client disconnects, the code in the `with` block is canceled.
+    It is stored in the ASGI scope as `extensions[DisconnectGuard.NAME]`. An application can use it as a context
+    manager: if the client disconnects, the code in the `with` block is canceled.
 
     Attributes:
         gone: True if the client disconnected before the response was complete.
         task: asyncio task of the request. Only this task may use the context manager.
     """
 
-    NAME = "helexa.hang_up"
+    NAME = "helexa.disconnect"
 
     __slots__ = ("_watched", "gone", "task")
 
@@ -42,10 +42,10 @@ class HangUp:
         """Enter the `with` block, in which a disconnect of the client cancels the task.
 
         Raises:
-            ClientGone: the client has already disconnected.
+            ClientDisconnected: the client has already disconnected.
         """
         if self.gone:
-            raise ClientGone
+            raise ClientDisconnected
         self._watched = True
 
     def __exit__(
@@ -54,12 +54,12 @@ class HangUp:
         """Leave the `with` block. From now on, a disconnect of the client does not cancel the task.
 
         Raises:
-            ClientGone: the client disconnected, and the code in the `with` block was canceled.
+            ClientDisconnected: the client disconnected, and the code in the `with` block was canceled.
         """
         self._watched = False
         if self.gone and self.task is not None and kind is asyncio.CancelledError:
             self.task.uncancel()
-            raise ClientGone from None
+            raise ClientDisconnected from None
 
 
 def is_gone(socket: int) -> bool:

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from helexa.core.errors import ApiError, overloaded
-from helexa.http.connections.call import INTERIM, Call
-from helexa.http.connections.client_disconnect import HangUp, is_gone
-from helexa.http.connections.deadline import Alarm
+from helexa.http.connections.client_disconnect import DisconnectGuard, is_gone
+from helexa.http.connections.deadline_timer import DeadlineTimer
+from helexa.http.connections.request_cycle import INTERIM, RequestCycle
 from helexa.http.connections.request_head import Framing, Headers, error_response, target
 from helexa.http.connections.request_parser import CHUNK_BYTES, RequestParser
 from helexa.http.service import Service
@@ -88,9 +88,9 @@ class Connection(asyncio.Protocol):
         self.writable: asyncio.Event | None = None
         self._loop = loop
         self._parser = RequestParser(self)
-        self._alarm = Alarm(loop, self.close)
-        self._stall_alarm = Alarm(loop, self._check_stall)
-        self._disconnect_alarm = Alarm(loop, self._check_disconnect)
+        self._timer = DeadlineTimer(loop, self.close)
+        self._stall_timer = DeadlineTimer(loop, self._check_stall)
+        self._disconnect_timer = DeadlineTimer(loop, self._check_disconnect)
         self._awaits_head = True
         self._ignores_input = False  # if True, received data is dropped
         self._queued_bytes = 0
@@ -99,9 +99,9 @@ class Connection(asyncio.Protocol):
         self._unread: bytes | memoryview = b""  # received data that waits until the application has read more
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._call: Call | None = None  # the request whose body is arriving
+        self._cycle: RequestCycle | None = None  # the request whose body is arriving
         # requests without a complete response: the first one runs, the others wait
-        self._calls: deque[tuple[Call, Scope]] = deque()
+        self._cycles: deque[tuple[RequestCycle, Scope]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, and set the time limit for the head of its first request."""
@@ -109,15 +109,15 @@ class Connection(asyncio.Protocol):
         self._server = transport.get_extra_info("sockname")[:2]
         self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if the client is already gone
         self.service.connections.add(self)
-        self._alarm.set(REJECTED_SECS if self._rejected else HEAD_SECS)
+        self._timer.set(REJECTED_SECS if self._rejected else HEAD_SECS)
         self._mark_idle()
         if self.service.stopping:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify all requests that the client has disconnected, and release the connection's resources."""
-        for alarm in (self._alarm, self._stall_alarm, self._disconnect_alarm):
-            alarm.stop()
+        for timer in (self._timer, self._stall_timer, self._disconnect_timer):
+            timer.stop()
         self.resume_writing()
         self._drop_calls()
         self._unsent.clear()
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Let applications send data again after `pause_writing`."""
         if not self._transport.is_closing():
-            self._stall_alarm.clear()
+            self._stall_timer.clear()
         if self.writable is not None:
             self.writable.set()
             self.writable = None
@@ -171,13 +171,13 @@ class Connection(asyncio.Protocol):
         if self._rejected:
             raise overloaded("too many connections are open; try again", _RETRY_SECS)
         self._awaits_head = False
-        self._alarm.clear()
+        self._timer.clear()
         self.service.idle.pop(self, None)
         raw_path, query, authority = target(url)
         if authority is not None:
             headers = [(b"host", authority), *(pair for pair in headers if pair[0] != b"host")]
         path = raw_path.decode("ascii")
-        hang_up = HangUp()
+        disconnect = DisconnectGuard()
         scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -191,27 +191,27 @@ class Connection(asyncio.Protocol):
             "headers": headers,
             "client": self._client,
             "server": self._server,
-            "extensions": {HangUp.NAME: hang_up},
+            "extensions": {DisconnectGuard.NAME: disconnect},
         }
-        self._call = call = Call(
+        self._cycle = cycle = RequestCycle(
             self,
-            hang_up,
+            disconnect,
             framing,
             is_head=method == b"HEAD",
             speaks_1_1=version == "1.1",
             keep_alive=keep_alive and version == "1.1" and not self.service.stopping,
         )
-        scope["extensions"][INTERIM] = call.send_interim
-        self._calls.append((call, scope))
-        if len(self._calls) == 1:
-            self._begin(call, scope)
+        scope["extensions"][INTERIM] = cycle.send_interim
+        self._cycles.append((cycle, scope))
+        if len(self._cycles) == 1:
+            self._begin(cycle, scope)
         else:
             self._update_reading()
 
     def handle_body(self, body: bytes) -> None:
         """Buffer the next bytes of the current request's body for the application."""
-        if self._call is not None:
-            self._queued_bytes += self._call.feed(body)
+        if self._cycle is not None:
+            self._queued_bytes += self._cycle.feed(body)
             if self._queued_bytes > _MAX_BUFFERED_BYTES:
                 self._update_reading()
 
@@ -220,14 +220,14 @@ class Connection(asyncio.Protocol):
 
         If no other request may follow on this connection, drop further data.
         """
-        call, self._call = self._call, None
-        if call is None:
+        cycle, self._cycle = self._cycle, None
+        if cycle is None:
             return
-        call.feed_end()
-        if not (call.keep_alive and keep_alive):  # a trailer may have changed `keep_alive`
-            call.keep_alive = False
+        cycle.feed_end()
+        if not (cycle.keep_alive and keep_alive):  # a trailer may have changed `keep_alive`
+            cycle.keep_alive = False
             self._ignores_input = True
-            if call.complete:
+            if cycle.complete:
                 self.close()
 
     def write(self, data: bytes) -> None:
@@ -245,19 +245,19 @@ class Connection(asyncio.Protocol):
         if self._paused:
             self._update_reading()
 
-    def response_done(self, call: Call) -> None:
+    def response_done(self, cycle: RequestCycle) -> None:
         """Start the next queued request after a complete response.
 
         If no request is queued, wait for the next request or close the connection.
         """
-        self._calls.popleft()
-        if not call.keep_alive or (self.service.stopping and not self._calls):
+        self._cycles.popleft()
+        if not cycle.keep_alive or (self.service.stopping and not self._cycles):
             self.end()
-        elif self._calls:
-            self._begin(*self._calls[0])
+        elif self._cycles:
+            self._begin(*self._cycles[0])
         else:
             self._awaits_head = self._parser.in_head
-            self._alarm.set(HEAD_SECS if self._parser.in_head else self.service.keep_alive_secs)
+            self._timer.set(HEAD_SECS if self._parser.in_head else self.service.keep_alive_secs)
             self._mark_idle()
         if self._paused:
             self._update_reading()
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
 
         If the client is still sending a body, read and drop it for up to `LINGER_SECS` first.
         """
-        if self._call is None:
+        if self._cycle is None:
             self.close()
         else:
             self._linger()
@@ -278,8 +278,8 @@ class Connection(asyncio.Protocol):
         self.service.idle.pop(self, None)
         self._drop_calls()
         self._flush()
-        self._alarm.clear()
-        self._disconnect_alarm.clear()
+        self._timer.clear()
+        self._disconnect_timer.clear()
         if not self._transport.is_closing():
             self._watch_stall()
             self._transport.close()
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
 
     def stop(self) -> None:
         """Close the connection if it has no requests. Otherwise it closes after their responses."""
-        if not self._calls:
+        if not self._cycles:
             self.close()
 
     def _flush(self) -> None:
@@ -307,9 +307,9 @@ class Connection(asyncio.Protocol):
             self._unsent_bytes = 0
             self._transport.write(data)
 
-    def _begin(self, call: Call, scope: Scope) -> None:
-        task = self._loop.create_task(call.run(self.service.app, scope))
-        call.hang_up.task = task
+    def _begin(self, cycle: RequestCycle, scope: Scope) -> None:
+        task = self._loop.create_task(cycle.run(self.service.app, scope))
+        cycle.disconnect.task = task
         self.service.tasks.add(task)
 
     def _mark_idle(self) -> None:
@@ -317,10 +317,10 @@ class Connection(asyncio.Protocol):
             self.service.idle[self] = self._loop.time()
 
     def _drop_calls(self) -> None:
-        for call, _ in self._calls:
-            call.client_gone()
-        self._calls.clear()
-        self._call = None
+        for cycle, _ in self._cycles:
+            cycle.client_gone()
+        self._cycles.clear()
+        self._cycle = None
         self._unread = b""
 
     def _linger(self) -> None:
@@ -328,21 +328,23 @@ class Connection(asyncio.Protocol):
         self._drop_calls()
         self._flush()
         if not self._transport.is_closing():
-            self._alarm.set(REJECTED_SECS if self._rejected else LINGER_SECS)
+            self._timer.set(REJECTED_SECS if self._rejected else LINGER_SECS)
             self._transport.write_eof()
             self._update_reading()
 
     def _update_reading(self) -> None:
         """Stop or resume reading from the client, depending on how many requests and body bytes are buffered."""
-        full = not self._ignores_input and (self._queued_bytes > _MAX_BUFFERED_BYTES or len(self._calls) > _MAX_WAITING)
+        full = not self._ignores_input and (
+            self._queued_bytes > _MAX_BUFFERED_BYTES or len(self._cycles) > _MAX_WAITING
+        )
         if full == self._paused or self._transport.is_closing():
             return
         self._paused = full
         if full:
             self._transport.pause_reading()
-            self._disconnect_alarm.set(_DISCONNECT_POLL_SECS)
+            self._disconnect_timer.set(_DISCONNECT_POLL_SECS)
             return
-        self._disconnect_alarm.clear()
+        self._disconnect_timer.clear()
         self._parse_slices(memoryview(self._unread))
         if not self._paused and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -351,11 +353,11 @@ class Connection(asyncio.Protocol):
         if is_gone(self._transport.get_extra_info("socket").fileno()):
             self.close()
         else:
-            self._disconnect_alarm.set(_DISCONNECT_POLL_SECS)
+            self._disconnect_timer.set(_DISCONNECT_POLL_SECS)
 
     def _watch_stall(self) -> None:
         self._stalled_bytes = self._transport.get_write_buffer_size()
-        self._stall_alarm.set(STALL_SECS)
+        self._stall_timer.set(STALL_SECS)
 
     def _check_stall(self) -> None:
         if self._transport.get_write_buffer_size() < self._stalled_bytes:
@@ -368,8 +370,8 @@ class Connection(asyncio.Protocol):
 
         When too many requests are queued, stop and keep the unparsed data for later.
         """
-        while data and len(self._calls) <= _MAX_WAITING and not self._ignores_input:
-            size = CHUNK_BYTES if self._call is None else max(CHUNK_BYTES, self._call.missing_bytes)
+        while data and len(self._cycles) <= _MAX_WAITING and not self._ignores_input:
+            size = CHUNK_BYTES if self._cycle is None else max(CHUNK_BYTES, self._cycle.missing_bytes)
             self._parse(data[:size])
             data = data[size:]
         self._unread = b"" if self._ignores_input else data
@@ -382,15 +384,15 @@ class Connection(asyncio.Protocol):
         except ApiError as error:
             self._reject(error)
         else:
-            if not self._calls and not self._awaits_head:
+            if not self._cycles and not self._awaits_head:
                 self._awaits_head = True
-                self._alarm.set(HEAD_SECS)
+                self._timer.set(HEAD_SECS)
 
     def _reject(self, error: ApiError) -> None:
         """Send an error response for an invalid request, drop further data, and close the connection."""
         if self._ignores_input:
             return
         log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)
-        if not self._calls or not self._calls[0][0].started:
+        if not self._cycles or not self._cycles[0][0].started:
             self.write(error_response(error))
         self._linger()

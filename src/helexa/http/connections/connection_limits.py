@@ -36,7 +36,7 @@ class ConnectionLimits:
         per_address: int | None = None,
         *,
         each: int = 1,
-        others: int = 0,
+        other_descriptors: int = 0,
     ) -> "ConnectionLimits":
         """Return limits under which the process does not run out of file descriptors.
 
@@ -47,8 +47,10 @@ class ConnectionLimits:
                 client cannot use all connections, but a reverse proxy with many clients still gets enough.
             each: number of descriptors that one connection needs. A gateway also counts the connections to nodes that
                 it opens for the requests of the connection.
-            others: number of descriptors that the process needs for other purposes.
+            other_descriptors: number of descriptors that the process needs for other purposes.
         """
         rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))
-        total = max(_MIN_CONNECTIONS, min(total, (descriptors - _RESERVED - others - rejected_limit) // each))
+        total = max(
+            _MIN_CONNECTIONS, min(total, (descriptors - _RESERVED - other_descriptors - rejected_limit) // each)
+        )
         return cls(total, min(total, per_address or max(1, total // 2)), rejected_limit)

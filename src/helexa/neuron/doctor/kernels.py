@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.hardware.discovery import torch_version
 
@@ -55,7 +55,7 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
     without_access: list[tuple[str, str]] = []
 
 
-def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
+def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[CheckResult]:
     """Check torch, the kernels for each device that torch finds, and whether `device` is usable.
 
     Args:
@@ -64,33 +64,33 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         why: reason for the choice of `device`, for the printed text; may be empty.
     """
     if not torch_version():
-        yield Finding("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
+        yield CheckResult("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
         return
-    yield Finding("torch", "fine", f"torch {torch_version()}")
+    yield CheckResult("torch", "fine", f"torch {torch_version()}")
     try:
         survey = _survey(settings, device)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        yield Finding("kernels", "fault", f"no engine can run: {error}")
+        yield CheckResult("kernels", "fault", f"no engine can run: {error}")
         return
     for entry in survey.devices:
         threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
         free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
         text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
-        yield Finding("kernels", "fine", text)
+        yield CheckResult("kernels", "fine", text)
     cuda = [entry.device for entry in survey.devices if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS]
     if survey.without_access:
         pairs = ", ".join(f"{first} and {second}" for first, second in survey.without_access)
-        yield Finding("device", "note", f"no direct memory access, data is copied through main memory: {pairs}")
+        yield CheckResult("device", "note", f"no direct memory access, data is copied through main memory: {pairs}")
     elif len(cuda) > 1:
-        yield Finding("device", "fine", f"direct memory access between {', '.join(cuda)}")
+        yield CheckResult("device", "fine", f"direct memory access between {', '.join(cuda)}")
     if settings.dtype not in ("auto", "bfloat16"):
         text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not support; use 'auto'"
-        yield Finding("kernels", "note", text)
+        yield CheckResult("kernels", "note", text)
     if survey.unusable:
-        yield Finding("device", "fault", survey.unusable)
+        yield CheckResult("device", "fault", survey.unusable)
     else:
         dtypes = [f" in {entry.dtype}" for entry in survey.devices if entry.device == device]
-        yield Finding("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
+        yield CheckResult("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 
 def _survey(settings: TorchConfig, device: str) -> KernelSurvey:

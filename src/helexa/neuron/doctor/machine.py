@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helexa.core.version import __version__
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.hardware.discovery import discover, overlooked, torch_version
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
@@ -23,7 +23,7 @@ _INSTRUCTIONS = {
 }
 
 
-def look_at_machine(device: str) -> Iterator[Finding]:
+def look_at_machine(device: str) -> Iterator[CheckResult]:
     """Check the operating system, CPU, C compiler, accelerators and NVIDIA driver of this machine.
 
     Args:
@@ -32,52 +32,54 @@ def look_at_machine(device: str) -> Iterator[Finding]:
     """
     facts = discover()
     memory = f"{facts.memory_total_mb} MiB of memory"
-    yield Finding("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
-    yield Finding("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
+    yield CheckResult("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
+    yield CheckResult("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
     instructions = _instructions()
     if instructions:
-        yield Finding("machine", "fine", f"instruction sets used by kernels: {', '.join(instructions)}")
+        yield CheckResult("machine", "fine", f"instruction sets used by kernels: {', '.join(instructions)}")
     elif instructions is not None:
-        yield Finding("machine", "note", "instruction sets used by kernels: none; inference will be slow")
+        yield CheckResult("machine", "note", "instruction sets used by kernels: none; inference will be slow")
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None:
-        yield Finding("compiler", "fine", f"C compiler: {compiler}, {_version(compiler)}")
+        yield CheckResult("compiler", "fine", f"C compiler: {compiler}, {_version(compiler)}")
     yield from _accelerators(device)
 
 
-def _accelerators(device: str) -> Iterator[Finding]:
+def _accelerators(device: str) -> Iterator[CheckResult]:
     facts = discover()
     for accelerator in facts.devices:
         capability = f", compute capability {accelerator.compute_capability}" if accelerator.compute_capability else ""
-        yield Finding(
+        yield CheckResult(
             "device",
             "fine",
             f"cuda:{accelerator.index} is {accelerator.name} with {accelerator.vram_total_mb} MiB{capability}",
         )
     if facts.driver_version:
-        yield Finding("device", "fine", f"NVIDIA driver {facts.driver_version}, for CUDA up to {facts.cuda_version}")
+        yield CheckResult(
+            "device", "fine", f"NVIDIA driver {facts.driver_version}, for CUDA up to {facts.cuda_version}"
+        )
     if facts.unified_accelerator:
-        yield Finding("device", "fine", f"mps is {facts.unified_accelerator}, with unified memory")
+        yield CheckResult("device", "fine", f"mps is {facts.unified_accelerator}, with unified memory")
     if facts.cuda_unavailable_reason:
         level = "note" if device in ("cpu", "mps") else "fault"
-        yield Finding("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
+        yield CheckResult("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
     elif (reason := overlooked()) is not None:
-        yield Finding("device", "note", reason)
+        yield CheckResult("device", "note", reason)
     elif not facts.devices and not facts.unified_accelerator:
-        yield Finding("device", "fine", "no NVIDIA device was found")
+        yield CheckResult("device", "fine", "no NVIDIA device was found")
     elif facts.devices and not torch_version().endswith("+cpu"):
         yield from _triton()
     elif facts.devices:
         text = "to make it faster: torch is installed without CUDA; install a CUDA build of torch"
-        yield Finding("device", "fault" if device.startswith("cuda") else "note", text)
+        yield CheckResult("device", "fault" if device.startswith("cuda") else "note", text)
 
 
-def _triton() -> Iterator[Finding]:
+def _triton() -> Iterator[CheckResult]:
     missing = triton_missing()
     if missing is None:
-        yield Finding("kernels", "fine", "Triton can build kernels for NVIDIA devices")
+        yield CheckResult("kernels", "fine", "Triton can build kernels for NVIDIA devices")
     else:
-        yield Finding("kernels", "note", f"to make it faster: {missing}")
+        yield CheckResult("kernels", "note", f"to make it faster: {missing}")
 
 
 def _instructions() -> list[str] | None:

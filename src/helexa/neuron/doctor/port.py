@@ -4,10 +4,10 @@ import psutil
 
 from helexa.core.errors import HelexaError
 from helexa.http.listener import AddressInUseError, bind
-from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.check_result import CheckResult
 
 
-def look_at_port(host: str, port: int) -> Finding:
+def look_at_port(host: str, port: int) -> CheckResult:
     """Check whether a process can listen on `host` and `port`.
 
     A port that is in use is only a `note`, because the process that uses the port may be this node itself.
@@ -18,10 +18,10 @@ def look_at_port(host: str, port: int) -> Finding:
         owner = _owner(port)
         by = f" by {owner}" if owner else ""
         text = f"port {port} is in use{by}; unless that is this node, choose another with --port"
-        return Finding("port", "note", text)
+        return CheckResult("port", "note", text)
     except HelexaError as error:
-        return Finding("port", "fault", str(error))
-    return Finding("port", "fine", f"{host}:{port} is free to listen on")
+        return CheckResult("port", "fault", str(error))
+    return CheckResult("port", "fine", f"{host}:{port} is free to listen on")
 
 
 def _owner(port: int) -> str | None:

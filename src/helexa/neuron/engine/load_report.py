@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from helexa.core.errors import HelexaError, ModelFileError
+from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
@@ -15,13 +15,14 @@ from helexa.neuron.engine.ipc.frames import encode, receive
 from helexa.neuron.engine.ipc.messages import (
     EngineOptions,
     FromEngine,
+    HostGroup,
     LoadFailed,
     MemoryGrant,
     MemoryRequest,
     Progress,
     Ready,
 )
-from helexa.neuron.engine.loading.device import threads_per_rank
+from helexa.neuron.engine.loading.device import threads_of_rank
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -29,11 +30,16 @@ _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 
-def load_reporting(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
+def load_reporting(
+    connection: socket.socket, model: Path, options: EngineOptions, group: HostGroup | None = None
+) -> Runner | None:
     """Load a model, and send progress and the result to the server.
 
     The function sends `Progress` messages and memory requests during loading. The last message is `Ready` or
     `LoadFailed`.
+
+    Args:
+        group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
     Returns:
         The runner of the model, or None if loading failed.
@@ -58,10 +64,10 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
         _send(connection, request)
         return receive(connection, MemoryGrant)
 
-    torch.set_num_threads(threads_per_rank(options))
+    torch.set_num_threads(threads_of_rank(options, rank=0))
     try:
         faults = Faults.from_environment(model, os.environ)
-        runner = load(model, options, on_progress, ask)
+        runner = load(model, options, on_progress, ask, group)
         runner.warm_up(lambda done, total: report("graphs", done, total))
         faults.afflict(runner)
     except BrokenPipeError:
@@ -95,6 +101,8 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
 def _load_failure(model: Path, error: Exception) -> LoadFailed:
     if isinstance(error, ModelFileError):
         return LoadFailed(kind="model_file", message=str(error))
+    if isinstance(error, DoesNotFitError):
+        return LoadFailed(kind="does_not_fit", message=str(error))
     if isinstance(error, DeviceError):
         return LoadFailed(kind="device", message=str(error))
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):

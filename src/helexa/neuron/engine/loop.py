@@ -23,7 +23,7 @@ from helexa.neuron.engine.ipc.messages import (
 )
 from helexa.neuron.engine.plan_log.recorded_scheduler import scheduler_of
 from helexa.neuron.engine.plan_log.records import Setup
-from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
+from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -67,7 +67,7 @@ class Engine:
         self._selector.register(connection, selectors.EVENT_READ)
         self._selector.register(self._grammars, selectors.EVENT_READ)
         overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
-        overlap = overlap and options.tensor_parallel == 1  # other ranks do not have the tokens of a step in flight
+        overlap = overlap and runner.computes_alone  # other processes do not have the tokens of a step in flight
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
@@ -131,16 +131,16 @@ class Engine:
         elif len(self._grammars) < self._scheduler.options.max_waiting:
             self._grammars.begin(sequence)
         else:
-            overloaded = Failure(f"overloaded: {len(self._grammars)} requests are waiting already")
+            overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests are waiting already")
             self._add(sequence, overloaded, outputs)
 
-    def _add(self, sequence: Sequence, failure: Failure | None, outputs: list[TokenOutput]) -> None:
+    def _add(self, sequence: Sequence, failure: GrammarFailure | None, outputs: list[TokenOutput]) -> None:
         if failure is None:
-            refusal = self._scheduler.add(sequence)
+            rejection = self._scheduler.add(sequence)
         else:
-            refusal = sequence.failure(failure.error, bad_grammar=failure.bad_grammar)
-        if refusal is not None:
-            outputs.append(refusal)
+            rejection = sequence.failure(failure.error, bad_grammar=failure.bad_grammar)
+        if rejection is not None:
+            outputs.append(rejection)
 
     def _report(self, outputs: list[TokenOutput]) -> None:
         scheduler = self._scheduler

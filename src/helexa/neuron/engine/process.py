@@ -15,6 +15,7 @@ from pathlib import Path
 
 from helexa.neuron.engine.ipc.frames import receive
 from helexa.neuron.engine.ipc.messages import Load
+from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.processes import heartbeat, parent_death
 from helexa.neuron.processes.file_use import mark_used
 
@@ -48,9 +49,10 @@ def _run(connection: socket.socket) -> None:
     from helexa.neuron.engine.loop import Engine
 
     request = receive(connection, Load)
+    cpu_binding.bind(request.options, rank=0)
     model = Path(request.model)
     mark_used(model)
-    runner = load_reporting(connection, model, request.options)
+    runner = load_reporting(connection, model, request.options, request.group)
     if runner is not None:
         gc.collect()
         gc.freeze()  # a model has many objects, which the collector would scan during steps

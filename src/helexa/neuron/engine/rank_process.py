@@ -18,24 +18,21 @@ import torch
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
-from helexa.neuron.engine.loading.device import threads_per_rank
-from helexa.neuron.engine.loading.load import load_rank
+from helexa.neuron.engine.loading.build import load_rank
+from helexa.neuron.engine.loading.device import threads_of_rank
+from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
-    ClearPages,
+    Allocate,
     FromRank,
     LoadRank,
     RankFailed,
     RankLoaded,
     RankProgress,
-    RunStep,
     ToRank,
-    TouchCaches,
-    digest_of,
 )
-from helexa.neuron.engine.step.step_input import decode_input
+from helexa.neuron.engine.ranks.rank import Rank
 from helexa.neuron.processes import parent_death
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -60,6 +57,8 @@ def main() -> None:
         _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)
     except (BrokenPipeError, ConnectionResetError):
         pass  # rank 0 has ended
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
     except Exception:
         _log.exception("the process of rank %d ends", arguments.rank)
         code = 1
@@ -68,30 +67,28 @@ def main() -> None:
 
 
 def _run(connection: socket.socket, memory_fd: int) -> None:
+    """Do what rank 0 sends, until rank 0 ends."""
     decoder = FrameDecoder(ToRank)
-    runner = None
-    steps = 0
+    rank = None
     while data := connection.recv(1 << 20):
         for message in decoder.feed(data):
             if isinstance(message, LoadRank):
-                runner = _load(connection, message, memory_fd)
-                if runner is None:
-                    return
+                rank = _load(connection, message, memory_fd)
                 continue
-            assert runner is not None
-            if isinstance(message, RunStep):
-                if message.number != steps or message.digest != digest_of(message.data):
-                    raise ValueError(f"step {message.number} arrived damaged or instead of step {steps}")
-                steps += 1
-                runner.follow(decode_input(message.data))
-            elif isinstance(message, ClearPages):
-                runner.clear(message.pages)
-            elif isinstance(message, TouchCaches):
-                runner.touch_caches()
+            if rank is None:
+                continue  # the load failed, and rank 0 ends this process when it reads the error
+            try:
+                reply = rank.handle(message)
+            except Exception as error:
+                if not isinstance(message, Allocate):
+                    raise
+                reply = _failure(error)
+            if reply is not None:
+                connection.sendall(encode(reply))
 
 
-def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runner | None:
-    """Load the rank's part of the model, report the load to rank 0, and return the runner.
+def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank | None:
+    """Load the rank's part of the model, report the load to rank 0, and return the rank.
 
     Returns:
         None if the load failed.
@@ -109,7 +106,8 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
         connection.sendall(encode(message))
 
     options = message.options
-    torch.set_num_threads(threads_per_rank(options))
+    cpu_binding.bind(options, message.rank)
+    torch.set_num_threads(threads_of_rank(options, message.rank))
     try:
         faults = Faults.from_environment(Path(message.model), os.environ, message.rank)
         model, ops = load_rank(message, on_progress)
@@ -119,11 +117,8 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runne
         report(_failure(error))
         return None
     report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
-    group = ops.ranks
-    ops.connect(exchange_for(ops, group, memory_fd, Path(message.rendezvous), message.step_seconds))
-    runner = Runner(model, ops, options, message.request, message.grant)
-    faults.afflict(runner)
-    return runner
+    ops.connect(exchange_for(ops, ops.ranks, memory_fd, Path(message.rendezvous), message.step_seconds))
+    return Rank(model, ops, options, faults)
 
 
 def _failure(error: Exception) -> RankFailed:

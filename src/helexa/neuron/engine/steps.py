@@ -7,7 +7,12 @@ from functools import partial
 
 import torch
 
-from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, release_frames
+from helexa.neuron.engine.execution.device_errors import (
+    OutOfMemoryCounter,
+    is_device_fault,
+    is_out_of_memory,
+    release_frames,
+)
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.execution.step_in_flight import StepInFlight
@@ -15,7 +20,7 @@ from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.engine.scheduling.overlap import as_after
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.token_masks import refused
+from helexa.neuron.engine.scheduling.token_masks import rejection_masks
 from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.ops.constants import NON_FINITE
 
@@ -42,7 +47,7 @@ class _Step:
         """Wait for the results of the step and return them. If the launch failed, raise its exception."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
-        return self.launched.read(partial(refused, self.plan))
+        return self.launched.read(partial(rejection_masks, self.plan))
 
 
 class Steps:
@@ -59,7 +64,7 @@ class Steps:
         self._scheduler = scheduler
         self._overlap = overlap
         self._ahead: _Step | None = None
-        self._strikes = Strikes()
+        self._strikes = OutOfMemoryCounter()
         self._read = 0.0  # time at which the results of the last step were read
 
     @property
@@ -100,6 +105,8 @@ class Steps:
             out_of_memory = is_out_of_memory(error)
             if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
+            if not self._runner.computes_alone:
+                raise  # the other processes may still be in the middle of the step
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
             release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":

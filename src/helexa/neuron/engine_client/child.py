@@ -28,7 +28,7 @@ class Child:
     Attributes:
         pid: process id of the engine.
         reader, writer: the server's end of the socket to the engine.
-        verdict: the reason why the server killed the engine, as text for users; None if the server did not kill the
+        kill_reason: the reason why the server killed the engine, as text for users; None if the server did not kill the
             engine.
     """
 
@@ -42,7 +42,7 @@ class Child:
         self.pid = process.pid
         self.reader = reader
         self.writer = writer
-        self.verdict: str | None = None
+        self.kill_reason: str | None = None
         self._process = process
         self._heartbeat = heartbeat
         self._ended = False
@@ -118,8 +118,8 @@ class Child:
 
     def ending(self) -> str:
         """Return why the process ended, as text for users, for example with its exit code or signal."""
-        if self.verdict is not None:
-            return self.verdict
+        if self.kill_reason is not None:
+            return self.kill_reason
         code = self._process.returncode
         if code is not None and code < 0:
             reason = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
@@ -138,9 +138,9 @@ class Child:
                 return
             text = line.decode(errors="replace").strip()
             if text:
-                self._last_line = text
                 level, _, message = text.partition(" ")  # the level in the engine's log format
                 level_number = logging.getLevelNamesMapping().get(level)
+                self._last_line = message.partition(": ")[2] or message if level_number else text
                 log.log(level_number or logging.INFO, "engine %d: %s", self.pid, message if level_number else text)
 
 

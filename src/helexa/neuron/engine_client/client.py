@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
+from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import (
     Cancel,
@@ -20,6 +20,7 @@ from helexa.neuron.engine.ipc.messages import (
     EngineOptions,
     FromEngine,
     Generate,
+    HostGroup,
     Load,
     LoadFailed,
     MemoryRequest,
@@ -33,7 +34,7 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine_client.child import Child, Spawn
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import HangDetector
 
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 OVERLOADED = "overloaded"
 """Prefix of `TokenOutput.error` if the engine rejected the request because its waiting queue was full."""
 
+_LOAD_ERRORS = {"model_file": ModelFileError, "does_not_fit": DoesNotFitError}
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
@@ -72,7 +74,7 @@ class EngineClient:
         child: Child,
         options: EngineOptions,
         on_exit: Callable[[str], None] | None,
-        memory: MemoryBook,
+        memory: MemoryGrants,
     ) -> None:
         self.reports = 0
         self.options = options
@@ -108,7 +110,8 @@ class EngineClient:
         spawn: Spawn = Child.spawn,
         load_seconds: float = _LOAD_SECONDS,
         step_seconds: float = _STEP_SECONDS,
-        memory: MemoryBook | None = None,
+        memory: MemoryGrants | None = None,
+        group: HostGroup | None = None,
     ) -> "EngineClient":
         """Start an engine process and wait until its model is loaded.
 
@@ -120,16 +123,17 @@ class EngineClient:
                 hung.
             step_seconds: seconds without progress after which the server kills a working engine, because it counts as
                 hung.
-            memory: grants the engine's memory requests; None for a new `MemoryBook` that holds no memory in reserve.
+            memory: grants the engine's memory requests; None for a new `MemoryGrants` that holds no memory in reserve.
+            group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
             ModelFileError: the file is corrupt or of an unsupported kind.
             HelexaError: loading failed for another reason; the message has one line.
         """
-        client = cls(await spawn(), options, on_exit, memory or MemoryBook())
+        client = cls(await spawn(), options, on_exit, memory or MemoryGrants())
         try:
-            client._write(Load(str(model_path), options, step_seconds))
+            client._write(Load(str(model_path), options, step_seconds, group))
             client._watch_progress(load_seconds, lambda: True)
             await client._loaded(on_progress)
         except BaseException as error:
@@ -155,7 +159,7 @@ class EngineClient:
 
     @property
     def missing_bytes(self) -> int:
-        """Granted bytes that the engine has not allocated and that other processes use. See `MemoryBook.observe`."""
+        """Granted bytes that the engine has not allocated and that other processes use. See `MemoryGrants.observe`."""
         return self._memory.missing(self._child.pid)
 
     @property
@@ -283,7 +287,7 @@ class EngineClient:
                         self.free_pages = message.kv_pages
                         return
                     case LoadFailed():
-                        raise (ModelFileError if message.kind == "model_file" else HelexaError)(message.message)
+                        raise _LOAD_ERRORS.get(message.kind, HelexaError)(message.message)
                     case _:
                         raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
         await self._end(grace=2.0)
@@ -332,7 +336,7 @@ class EngineClient:
         while self._child.alive and not self._closing:
             await self._child.wait(seconds / _CHECKS)
             if detector.check(self.reports + self._child.progress, works()):
-                self._child.verdict = f"the engine made no progress for {seconds:g} s and was killed"
+                self._child.kill_reason = f"the engine made no progress for {seconds:g} s and was killed"
                 log.error("engine %d hangs; its stack traces follow", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)

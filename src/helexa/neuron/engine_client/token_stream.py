@@ -9,7 +9,7 @@ import msgspec
 from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOutput
 
 
-class Submits(Protocol):
+class RequestSender(Protocol):
     """Interface with the methods of `EngineClient` that a `TokenStream` calls."""
 
     async def submit(self, stream: "TokenStream", message: Generate | Embed) -> None:
@@ -32,7 +32,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
             always wake the consumer.
     """
 
-    def __init__(self, client: Submits, message: Generate | Embed, gather: int = 1) -> None:
+    def __init__(self, client: RequestSender, message: Generate | Embed, gather: int = 1) -> None:
         self._client = client
         self._message = message
         self._gather = gather

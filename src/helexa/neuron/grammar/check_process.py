@@ -1,7 +1,7 @@
 """Program that compiles grammars in a separate process, so that a malicious grammar can crash only this process.
 
-The program reads one grammar per line, as a JSON string, and writes one `Verdict` per line, in JSON. It exits at the
-end of standard input.
+The program reads one grammar per line, as a JSON string, and writes one `CompileResult` per line, in JSON. It exits at
+the end of standard input.
 """
 
 import json
@@ -17,8 +17,8 @@ from typing import Any
 import llguidance
 import msgspec
 
+from helexa.neuron.grammar.compile_result import CompileResult
 from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
-from helexa.neuron.grammar.verdict import Verdict
 from helexa.neuron.parsers.schema_types import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
@@ -30,14 +30,14 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 
-def judge(grammar: str) -> Verdict:
-    """Compile `grammar` and return a `Verdict` with the compiler's error. The error is empty for a valid grammar."""
+def judge(grammar: str) -> CompileResult:
+    """Compile `grammar` and return a `CompileResult` with the compiler's error, which is empty for a valid grammar."""
     if not (error := _error_of(grammar)):
-        return Verdict()
+        return CompileResult()
     for rule in json.loads(grammar)["grammars"]:
         if "json_schema" in rule and (schema_error := _error_of_schema(rule["json_schema"])):
-            return Verdict(schema_error, rule["name"], _pointer(rule["json_schema"], schema_error)[:_MAX_TEXT])
-    return Verdict(error)
+            return CompileResult(schema_error, rule["name"], _pointer(rule["json_schema"], schema_error)[:_MAX_TEXT])
+    return CompileResult(error)
 
 
 def _error_of(grammar: str) -> str:
@@ -88,10 +88,10 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _serve() -> None:
     for line in sys.stdin.buffer:
         try:
-            verdict = judge(json.loads(line))
+            result = judge(json.loads(line))
         except Exception as error:  # any exception is caused by the grammar
-            verdict = Verdict(f"it cannot be compiled: {type(error).__name__}")
-        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+            result = CompileResult(f"it cannot be compiled: {type(error).__name__}")
+        sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 import msgspec
 
 from helexa.core.errors import ApiError, overloaded, service_unavailable
+from helexa.neuron.grammar.compile_result import CompileResult
 from helexa.neuron.grammar.limits import MAX_BYTES, MAX_CPU_SECONDS
-from helexa.neuron.grammar.verdict import Verdict
 
 _COMMAND = (sys.executable, "-m", "helexa.neuron.grammar.check_process")
 _MAX_KNOWN = 1024
@@ -33,7 +33,7 @@ class GrammarChecker:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._known: OrderedDict[bytes, CompileResult] = OrderedDict()
 
     async def compile_check(self, grammar: str, param: str) -> None:
         """Raise an error if a grammar does not compile.
@@ -56,15 +56,15 @@ class GrammarChecker:
         if key not in self._known:
             self._remember(key, await self._judge(grammar))
         self._known.move_to_end(key)
-        if (verdict := self._known[key]).error:
-            raise _error(verdict, param)
+        if (result := self._known[key]).error:
+            raise _error(result, param)
 
     async def aclose(self) -> None:
         """End the process that compiles grammars."""
         async with self._turn:
             await self._end()
 
-    async def _judge(self, grammar: str) -> Verdict:
+    async def _judge(self, grammar: str) -> CompileResult:
         if self._waiting >= _MAX_WAITING:
             raise overloaded("too many grammars are waiting to be compiled", 1)
         self._waiting += 1
@@ -74,7 +74,7 @@ class GrammarChecker:
         finally:
             self._waiting -= 1
 
-    async def _compile(self, grammar: str) -> Verdict:
+    async def _compile(self, grammar: str) -> CompileResult:
         process = self._process = self._process or await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -97,11 +97,11 @@ class GrammarChecker:
             if not line:  # the process died, or the check was canceled
                 await asyncio.shield(self._end())
         if line:
-            return msgspec.json.decode(line, type=Verdict)
+            return msgspec.json.decode(line, type=CompileResult)
         if process.returncode == -signal.SIGPROF:
-            return Verdict(f"compiling it takes more than {MAX_CPU_SECONDS:g} s")
+            return CompileResult(f"compiling it takes more than {MAX_CPU_SECONDS:g} s")
         if process.returncode in _BROKEN:
-            return Verdict("it is nested too deeply or too large to be compiled")
+            return CompileResult("it is nested too deeply or too large to be compiled")
         raise service_unavailable("grammars cannot be checked just now", 1)
 
     async def _end(self) -> None:
@@ -112,14 +112,14 @@ class GrammarChecker:
             process.kill()
         await process.communicate()
 
-    def _remember(self, key: bytes, verdict: Verdict) -> None:
-        self._known[key] = verdict
+    def _remember(self, key: bytes, result: CompileResult) -> None:
+        self._known[key] = result
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
 
-def _error(verdict: Verdict, param: str) -> ApiError:
-    place = verdict.rule.replace("_", " ") + (f" at {verdict.pointer[:_MAX_POINTER]}" if verdict.pointer else "")
-    error = " ".join(verdict.error.split())[:_MAX_ERROR]
-    code = "invalid_schema" if verdict.rule else "invalid_grammar"
+def _error(result: CompileResult, param: str) -> ApiError:
+    place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
+    error = " ".join(result.error.split())[:_MAX_ERROR]
+    code = "invalid_schema" if result.rule else "invalid_grammar"
     return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from helexa.neuron.grammar.offer import Offer
+from helexa.neuron.grammar.callable_tool import CallableTool
 from helexa.neuron.grammar.rules import Rules, literal, without
 from helexa.neuron.grammar.schema import definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.schema_types import resolved, with_definitions
@@ -22,7 +22,7 @@ class Parameter:
     """Builds the grammar of one tool parameter that is written between tags.
 
     Args:
-        offer: the tool.
+        tool: the tool.
         name: name of the parameter.
         tags: strings that would end the value; all begin with `<`.
 
@@ -32,12 +32,12 @@ class Parameter:
             enforce. `json`: JSON.
     """
 
-    def __init__(self, offer: Offer, name: str, tags: tuple[str, ...]) -> None:
-        self._offer = offer
+    def __init__(self, tool: CallableTool, name: str, tags: tuple[str, ...]) -> None:
+        self._tool = tool
         self._tags = tags
         self._name = name
-        schema = offer.properties[name]
-        self._schema = resolved(with_definitions(schema, offer.schema)) if isinstance(schema, Mapping) else {}
+        schema = tool.properties[name]
+        self._schema = resolved(with_definitions(schema, tool.schema)) if isinstance(schema, Mapping) else {}
         self._options = tuple(self._written_options())
         self.kind: Literal["option", "text", "restricted", "json"] = self._find_kind()
 
@@ -53,7 +53,7 @@ class Parameter:
         if self.kind == "option":
             value = f"({' | '.join(map(literal, self._options))})"
         else:
-            value = json_value(rules, self._offer, self._name, self._untagged())
+            value = json_value(rules, self._tool, self._name, self._untagged())
         return f"{value} {literal(margin)} {rules.marker(tag)}"
 
     def _find_kind(self) -> Literal["option", "text", "restricted", "json"]:
@@ -85,13 +85,13 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the schema allows only numbers, booleans and null, whose JSON contains no strings."""
+        """Whether the schema allows only values that JSON writes without quotes: numbers, booleans and null."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 
     @property
     def _ends(self) -> bool:
-        return ends_somewhere(self._schema, self._offer.schema)
+        return ends_somewhere(self._schema, self._tool.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
         """Return a schema that allows only JSON whose strings contain no tags, to combine with the parameter's schema.
@@ -113,22 +113,22 @@ class Parameter:
         }
 
 
-def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] | None = None) -> str:
-    """Return a Lark expression for the parameter `name` of the tool `offer`, written as JSON.
+def json_value(rules: Rules, tool: CallableTool, name: str, limit: Mapping[str, Any] | None = None) -> str:
+    """Return a Lark expression for the parameter `name` of `tool`, written as JSON.
 
     Args:
         rules: the grammar, to which the parameter's schema is added.
         limit: a JSON Schema that the value must also match; None for no such schema.
     """
-    schema = offer.properties[name]
-    defined = definitions(offer.schema)
+    schema = tool.properties[name]
+    defined = definitions(tool.schema)
     if limit is not None:
         defined["$defs"] = {**defined.get("$defs", {}), _UNTAGGED: limit}
         schema = {"allOf": [schema, {"$ref": f"#/$defs/{_UNTAGGED}"}]} | defined
     elif isinstance(schema, Mapping):
         schema = dict(schema) | defined
-    number = list(offer.properties).index(name)
-    return rules.schema(f"tool_{offer.index}_parameter_{number}", schema, spaced=True, lenient=not offer.strict)
+    number = list(tool.properties).index(name)
+    return rules.schema(f"tool_{tool.index}_parameter_{number}", schema, spaced=True, lenient=not tool.strict)
 
 
 def _has_plain_string(schema: Any, depth: int = 4) -> bool:

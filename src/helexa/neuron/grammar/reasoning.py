@@ -1,7 +1,7 @@
 """Extends a grammar of constrained output so that the model may first reason without constraints."""
 
 from helexa.neuron.grammar.rules import Rules, TokenId, without
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 
 _MARGIN = r"/\n{0,2}/"
@@ -60,5 +60,5 @@ def harmony_final(rules: Rules, message: str) -> str:
 
 def harmony_text(rules: Rules, end: str = "") -> str:
     """Return a Lark expression for the text of a Harmony message. If `end` is not empty, the marker `end` follows."""
-    text = rules.add("TEXT", without(tuple(sorted(FAMILIES["harmony"].markers))))
+    text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS["harmony"].markers))))
     return rules.text_to("", end, text) if end else text

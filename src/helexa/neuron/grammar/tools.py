@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
+from helexa.neuron.grammar.callable_tool import CallableTool
 from helexa.neuron.grammar.calls import json_call, python_call, schema_call, xml_call
-from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.reasoning import harmony_final, harmony_message, harmony_text
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16
@@ -32,7 +32,7 @@ class _Calls:
 
 
 def for_tools(
-    family: str,
+    tool_call_format: str,
     tools: Tools,
     choice: str,
     parallel: bool,
@@ -45,7 +45,7 @@ def for_tools(
     """Return a grammar for output that calls tools, with arguments that match the tools' schemas.
 
     Args:
-        family: name of the tool-call format.
+        tool_call_format: name of the tool-call format.
         tools: callable tools.
         choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
             calls, or text and then calls. With `auto`, text that begins like a call must be a call.
@@ -68,26 +68,26 @@ def for_tools(
         tools = {choice: tools[choice]}
     if not tools:
         raise ApiError(400, "invalid_grammar", "there are no tools", param="tool_choice")
-    offers = [Offer(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
+    callable_tools = [CallableTool(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
     content = rules.include("message", message) if message and choice == "auto" else ""
-    if family == "harmony":
-        return rules.serialised(_harmony(rules, offers, choice == "auto", content, reasons))
-    calls = _FRAMES[family](rules, offers, MAX_CALLS if parallel else 1)
+    if tool_call_format == "harmony":
+        return rules.serialised(_harmony(rules, callable_tools, choice == "auto", content, reasons))
+    calls = _FRAMES[tool_call_format](rules, callable_tools, MAX_CALLS if parallel else 1)
     if content:
         return rules.serialised(f"{content} | {calls.all(rules)}")
     if choice != "auto":
         return rules.serialised(calls.all(rules))
-    known = FAMILIES[family]
+    known = TOOL_CALL_FORMATS[tool_call_format]
     text = rules.add("TEXT", without(known.openers, known.leading))
     if calls.opener:
         return rules.serialised(f"{text} | {rules.text_to('', calls.opener, text)} {calls.body}")
     return rules.serialised(f"{text} | {calls.body}")
 
 
-def _tagged(call_grammar: Callable[[Rules, Offer], str]) -> Callable[[Rules, list[Offer], int], _Calls]:
-    def frame(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-        call = rules.add("call", _either(call_grammar(rules, offer) for offer in offers))
+def _tagged(call_grammar: Callable[[Rules, CallableTool], str]) -> Callable[[Rules, list[CallableTool], int], _Calls]:
+    def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _Calls:
+        call = rules.add("call", _either(call_grammar(rules, tool) for tool in callable_tools))
         body = f'"\\n" {call} "\\n" {rules.marker("</tool_call>")}'
         again = f'"\\n" {rules.marker("<tool_call>")} {body}'
         return _Calls("<tool_call>", f"{body} {_repeated(again, limit)}")
@@ -95,17 +95,17 @@ def _tagged(call_grammar: Callable[[Rules, Offer], str]) -> Callable[[Rules, lis
     return frame
 
 
-def _llama(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    call = rules.add("call", _either(schema_call(rules, offer, "parameters") for offer in offers))
+def _llama(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _Calls:
+    call = rules.add("call", _either(schema_call(rules, tool, "parameters") for tool in callable_tools))
     return _Calls("", _several(call, "; ", limit))
 
 
-def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
+def _pythonic(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _Calls:
     """Return the grammar of calls as a Python list.
 
     If the vocabulary has tokens that mark the beginning and the end of the list, these tokens are optional.
     """
-    call = rules.add("call", _either(python_call(rules, offer) for offer in offers))
+    call = rules.add("call", _either(python_call(rules, tool) for tool in callable_tools))
     listed = f'"[" {_several(call, ", ", limit)} "]"'
     start, end = "<|python_start|>", "<|python_end|>"
     if rules.is_token(start):
@@ -113,36 +113,36 @@ def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     return _Calls("", listed)
 
 
-def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
+def _mistral(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _Calls:
     """Return the grammar of calls in Mistral's older format, a JSON list.
 
     If the vocabulary has the token `[ARGS]`, the grammar also allows Mistral's newer format.
     """
     opener, arguments = "[TOOL_CALLS]", "[ARGS]"
-    call = rules.add("call", _either(json_call(rules, offer) for offer in offers))
+    call = rules.add("call", _either(json_call(rules, tool) for tool in callable_tools))
     body = f'" "? "[" {_several(call, ", ", limit)} "]"'
     if rules.is_token(arguments):
-        heads = (f"{literal(offer.name)} {rules.marker(arguments)} {offer.arguments(rules)}" for offer in offers)
+        heads = (f"{literal(tool.name)} {rules.marker(arguments)} {tool.arguments(rules)}" for tool in callable_tools)
         named_call = rules.add("named", _either(heads))
         body = f"({body} | {named_call} {_repeated(f'{rules.marker(opener)} {named_call}', limit)})"
     return _Calls(opener, body)
 
 
-def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
+def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> _Calls:
     """Return the grammar of calls in both formats of DeepSeek: the format of V3 and R1, and the format of V3.1."""
     begin, separator, end = (rules.marker(f"<｜tool▁{name}｜>") for name in ("call▁begin", "sep", "call▁end"))
     either: list[str] = []
-    for offer in offers:
-        arguments = rules.add(f"arguments_{offer.index}", offer.arguments(rules))
-        fenced = literal(offer.name + "\n```json\n") + f' {arguments} "\\n```"'
-        either += [f'"function" {separator} {fenced}', f"{literal(offer.name)} {separator} {arguments}"]
+    for tool in callable_tools:
+        arguments = rules.add(f"arguments_{tool.index}", tool.arguments(rules))
+        fenced = literal(tool.name + "\n```json\n") + f' {arguments} "\\n```"'
+        either += [f'"function" {separator} {fenced}', f"{literal(tool.name)} {separator} {arguments}"]
     call = rules.add("call", f"{begin} ({_either(either)}) {end}")
     all_end = rules.marker("<｜tool▁calls▁end｜>")
     again = f'"\\n"? {call}'
     return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_repeated(again, limit)} {all_end}")
 
 
-def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str, reasons: bool) -> str:
+def _harmony(rules: Rules, callable_tools: list[CallableTool], may_message: bool, content: str, reasons: bool) -> str:
     """Return the grammar of output with tool calls in the Harmony format.
 
     The output is optional reasoning, followed by one call, which ends the output. If `reasons` is False, reasoning is
@@ -152,7 +152,8 @@ def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str,
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
     calls = _either(
-        f'{literal(f"{head}{offer.name} ")} {constrain} "json" {message} {offer.arguments(rules)}' for offer in offers
+        f'{literal(f"{head}{tool.name} ")} {constrain} "json" {message} {tool.arguments(rules)}'
+        for tool in callable_tools
     )
     reasoning = harmony_message(rules, "analysis") if reasons else ""
     if not may_message:
@@ -161,7 +162,7 @@ def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str,
     return f"{reasoning} {harmony_message(rules, 'commentary')} ({channel} ({calls}) | {final})"
 
 
-_FRAMES: dict[str, Callable[[Rules, list[Offer], int], _Calls]] = {
+_FRAMES: dict[str, Callable[[Rules, list[CallableTool], int], _Calls]] = {
     "hermes": _tagged(json_call),
     "hermes_strict": _tagged(json_call),
     "qwen_xml": _tagged(xml_call),

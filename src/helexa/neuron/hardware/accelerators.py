@@ -7,19 +7,21 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from helexa.core.fleet import Device, DeviceHealth
+from helexa.neuron.hardware.device_links import DeviceLink, links_between
 
 log = logging.getLogger(__name__)
 
 HIDDEN = ("", "-1", "NoDevFiles")
 """Values of `CUDA_VISIBLE_DEVICES` that hide all devices."""
 
-_PATIENCE_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,16 @@ class Accelerators:
 def accelerators() -> Accelerators:
     """Return the NVIDIA devices that engines can use. Errors are returned in `unavailable`, not raised.
 
-    If the driver does not respond within `_PATIENCE_SECONDS`, the result has no devices.
+    If the driver does not respond within `_TIMEOUT_SECONDS`, the result has no devices.
     """
     results: list[Accelerators] = []
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
-    thread.join(_PATIENCE_SECONDS)
+    thread.join(_TIMEOUT_SECONDS)
     if not results:
         return Accelerators(
-            unavailable=f"the driver did not respond for {_PATIENCE_SECONDS:g} s; run nvidia-smi, or reboot"
+            unavailable=f"the driver did not respond for {_TIMEOUT_SECONDS:g} s; run nvidia-smi, or reboot"
         )
     return results[0]
 
@@ -95,6 +97,24 @@ def device_health() -> list[DeviceHealth]:
         return []
     readings = (_reading(nvml, index, nvml_index) for index, nvml_index in enumerate(nvml_indexes))
     return [reading for reading in readings if reading is not None]
+
+
+def device_links() -> list[DeviceLink]:
+    """Return the connections between all pairs of visible devices that respond.
+
+    The call may block if the driver is busy.
+    """
+    nvml, _ = _nvml()
+    if nvml is None:
+        return []
+    handles: dict[int, Any] = {}
+    try:
+        for index, nvml_index in enumerate(_visible_indexes(nvml)):
+            with suppress(nvml.NVMLError):  # the driver has lost the device
+                handles[index] = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
+    except nvml.NVMLError as error:
+        log.warning("the accelerators could not be listed: %s", error)
+    return links_between(nvml, handles)
 
 
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:

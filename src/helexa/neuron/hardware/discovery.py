@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from helexa.core.fleet import Discovery
+from helexa.core.fleet import Discovery, NumaNode
 from helexa.neuron.hardware.accelerators import HIDDEN, accelerators
 from helexa.neuron.hardware.build_info import installed_version
+from helexa.neuron.hardware.numa import numa_nodes
 
 _DRIVER = Path("/dev/nvidiactl")
 
@@ -25,9 +26,10 @@ _DRIVER = Path("/dev/nvidiactl")
 def discover() -> Discovery:
     """Return the hardware facts of this machine. They are determined once per process.
 
-    The caller sets the field `max_prompt_tokens`, which does not depend on the hardware.
+    The caller sets the fields `max_prompt_tokens` and `max_tensor_parallel`, which depend on the configuration.
     """
     nvml = accelerators()
+    nodes = [NumaNode(node=node.number, cpus=len(node.cpus), memory_total_mb=node.memory_mb) for node in numa_nodes()]
     return Discovery(
         hostname=socket.gethostname(),
         os=platform.system(),
@@ -40,6 +42,7 @@ def discover() -> Discovery:
         cuda_unavailable_reason=nvml.unavailable,
         unified_accelerator=_cpu_name() if has_apple_silicon() else None,
         devices=nvml.devices,
+        numa_nodes=nodes if len(nodes) > 1 else None,
     )
 
 

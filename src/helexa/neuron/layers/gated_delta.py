@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
@@ -11,8 +11,8 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
 from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.ranks.shares import RowRange
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
+from helexa.neuron.weights.part import Part
 
 _LARGEST_STATE = 1 << 26  # bytes per sequence and layer; real models use a few MiB
 
@@ -144,11 +144,6 @@ def _ungrouped(
         ranges: ranges of the sorted rows.
     """
     shape = (key_heads * sum(widths), inputs)
-
-    def read() -> Weight:
-        weight = loader.weight(name, shape)
-        row_indexes = torch.arange(shape[0]).view(key_heads, -1).split(widths, dim=1)
-        order = torch.cat([indexes.flatten() for indexes in row_indexes])
-        return weight.rows(order) if isinstance(weight, GroupwiseTensor) else weight[order]
-
-    return loader.prepared(name, shape, read, ranges)
+    grouped = np.split(np.arange(shape[0]).reshape(key_heads, -1), np.cumsum(widths)[:-1], axis=1)
+    rows = np.concatenate([numbers.ravel() for numbers in grouped])[row_numbers(ranges)]
+    return loader.prepared(name, shape, lambda: loader.weight(name, shape, part=Part(rows)), ranges)

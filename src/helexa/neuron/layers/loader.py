@@ -15,10 +15,11 @@ from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
-from helexa.neuron.ops.ranks.shares import HeadShares, RowRange, Shares, row_numbers
+from helexa.neuron.ops.ranks.shares import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 
 
@@ -65,7 +66,7 @@ class Loader:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
+    def weight(self, name: str, shape: tuple[int, ...], index: int | None = None, part: Part = WHOLE) -> Weight:
         """Return a tensor as the checkpoint stores it: a plain tensor, or a groupwise quantized tensor.
 
         The result may be a view of the memory-mapped file (see `Checkpoint`). To use the tensor after the load, the
@@ -74,12 +75,13 @@ class Loader:
         Args:
             shape: shape that the whole tensor must have.
             index: index of one matrix in a tensor [E, N, K] of E stacked matrices; None for the whole tensor.
+            part: rows to read.
 
         Raises:
             ModelFileError: the tensor is missing, or its shape is not `shape`.
         """
         require_shape(name, self.checkpoint.shape(name), shape)
-        weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
+        weight = self.checkpoint.read(name, index, part)
         self._read += _nbytes(weight)
         heartbeat.beat()
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights are larger in memory than in the file
@@ -115,19 +117,18 @@ class Loader:
         """
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
-        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index), ranges)
+        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part_of(ranges)), ranges)
 
     def prepared(
         self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
     ) -> Any:
         """Return a matrix, or its rows in `ranges`, quantized by the policy and prepared for the kernels.
 
-        If the disk cache `store` contains the prepared matrix, `read` is not called.
-
         Args:
             key: unique name of the matrix in the model.
-            shape: shape of the matrix that `read` returns, [N, K].
-            read: function that reads the matrix from the checkpoint.
+            shape: shape of the whole matrix, [N, K].
+            read: function that reads the matrix, or its rows in `ranges`, from the checkpoint. It is not called if the
+                disk cache `store` contains the prepared matrix.
         """
         own_shape, own_key = _own_shape(shape, ranges), _own_key(key, ranges)
         stored = None if self._store is None else self._store.get(own_key, own_shape)
@@ -135,8 +136,7 @@ class Loader:
             self.matrix_bytes += stored.nbytes
             return stored
         weight = read()
-        require_shape(key, tuple(weight.shape), shape)
-        weight = _select(weight, ranges)
+        require_shape(key, tuple(weight.shape), own_shape)
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
         heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
@@ -151,7 +151,7 @@ class Loader:
 
         Used for small tensors, such as norm weights and biases.
         """
-        weight = _select(self.weight(name, shape), ranges)
+        weight = self.weight(name, shape, part=part_of(ranges))
         if isinstance(weight, GroupwiseTensor):
             return weight.dequantize(torch.float32).to(self.ops.device)
         return weight.to(self.ops.device, torch.float32, copy=True)
@@ -284,17 +284,6 @@ def _own_key(key: str, ranges: Sequence[RowRange]) -> str:
     if all(rows.whole for rows in ranges):
         return key
     return f"{key}#{','.join(f'{rows.start}-{rows.stop}' for rows in ranges)}"
-
-
-def _select(weight: Weight, ranges: Sequence[RowRange]) -> Weight:
-    """Return the rows `ranges` of a weight. A single range of a plain weight is returned as a view."""
-    if all(rows.whole for rows in ranges):
-        return weight
-    if len(ranges) == 1:
-        chosen = slice(ranges[0].start, ranges[0].stop)
-        return weight[chosen] if isinstance(weight, Tensor) else weight.each(lambda tensor: tensor[chosen])
-    numbers = row_numbers(ranges)
-    return weight[numbers] if isinstance(weight, Tensor) else weight.rows(numbers)
 
 
 def _nbytes(weight: Weight) -> int:

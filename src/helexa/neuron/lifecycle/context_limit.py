@@ -19,7 +19,7 @@ _ACCELERATOR = (120.0, 800.0)
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineProperties:
     """Properties of an engine that limit a model's context length and do not change while the engine runs.
 
     Attributes:
@@ -39,7 +39,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Readings:
+class Measurements:
     """Current measurements that limit a model's context length.
 
     Attributes:
@@ -51,14 +51,14 @@ class Readings:
     tok_s_prefill: float = 0.0
 
 
-def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
+def context_limit(engine: EngineProperties, measurements: Measurements, settings: ContextLimitConfig) -> Limit:
     """Return the current limits of a model, in tokens: `context`, `input` (prompt) and `output` (reserved for output).
 
     `input` is `context` minus `output`. A `context` of 0 means that there is no memory for any request.
     """
-    context = min(facts.context, _cached_positions(facts, readings.missing_bytes))
+    context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
-        context = min(context, rate_ceiling(facts, readings, settings))
+        context = min(context, rate_ceiling(engine, measurements, settings))
     context = min(context, settings.max_prompt_tokens or context)
     if context > _STEP:
         context -= context % _STEP
@@ -66,15 +66,15 @@ def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig
     return Limit(context=context, input=context - output, output=output)
 
 
-def rate_ceiling(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> int:
+def rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitConfig) -> int:
     """Return the number of prompt tokens that a prefill processes in the configured time; at least `LEAST_BY_RATE`."""
-    seconds = settings.target_prefill_latency_secs or (_CPU if facts.cpu else _ACCELERATOR)[0]
-    return max(int(seconds * (readings.tok_s_prefill or first_rate(facts, settings))), LEAST_BY_RATE)
+    seconds = settings.target_prefill_latency_secs or (_CPU if engine.cpu else _ACCELERATOR)[0]
+    return max(int(seconds * (measurements.tok_s_prefill or first_rate(engine, settings))), LEAST_BY_RATE)
 
 
-def first_rate(facts: Facts, settings: ContextLimitConfig) -> float:
+def first_rate(engine: EngineProperties, settings: ContextLimitConfig) -> float:
     """Return the prefill rate, in prompt tokens per second, that is assumed before the first measurement."""
-    return settings.bootstrap_prefill_tok_per_sec or (_CPU if facts.cpu else _ACCELERATOR)[1]
+    return settings.bootstrap_prefill_tok_per_sec or (_CPU if engine.cpu else _ACCELERATOR)[1]
 
 
 class SteadyRate:
@@ -109,12 +109,12 @@ class SteadyRate:
                 self.rate, self._since = self._lower, None
 
 
-def _cached_positions(facts: Facts, missing_bytes: int) -> int:
+def _cached_positions(engine: EngineProperties, missing_bytes: int) -> int:
     """Return how many tokens fit in the KV cache, without the pages whose memory other programs use.
 
     Args:
-        facts: number and size of the KV pages.
+        engine: number and size of the KV pages.
         missing_bytes: bytes of the KV cache's memory that other programs use.
     """
-    missing_pages = -(-missing_bytes // max(facts.page_bytes, 1))
-    return max(facts.pages - missing_pages, 0) * facts.page_size
+    missing_pages = -(-missing_bytes // max(engine.page_bytes, 1))
+    return max(engine.pages - missing_pages, 0) * engine.page_size

@@ -33,7 +33,7 @@ class Description:
         tools: whether the chat template and the vocabulary support tool calls.
         reasoning: whether the chat template and the vocabulary support reasoning.
         sampling: sampling parameters that the files recommend.
-        trouble: why helexa's engine cannot run the model; empty if it can.
+        problem: why helexa's engine cannot run the model; empty if it can.
     """
 
     architecture: str
@@ -44,7 +44,7 @@ class Description:
     tools: bool | None = None
     reasoning: bool | None = None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    trouble: str = ""
+    problem: str = ""
 
 
 def describe(path: Path) -> Description:
@@ -57,7 +57,7 @@ def describe(path: Path) -> Description:
     try:
         text = ModelText.open(path)
     except ModelFileError as error:
-        return replace(description, trouble=description.trouble or str(error))
+        return replace(description, problem=description.problem or str(error))
     capabilities = text.capabilities
     return replace(
         description, tools=capabilities.tool_call, reasoning=capabilities.reasoning, sampling=text.sampling_defaults
@@ -76,7 +76,7 @@ def _of_gguf(path: Path) -> Description:
         parameters=sizes.total(),
         context_length=context if isinstance(context, int) else None,
         licence=licence if isinstance(licence, str) else None,
-        trouble=_trouble(gguf_config, file),
+        problem=_problem(gguf_config, file),
     )
 
 
@@ -92,11 +92,11 @@ def _of_checkpoint(folder: Path) -> Description:
         weights=f"safetensors, {_most(sizes)}",
         parameters=None if any(kind in sizes for kind in _UNCOUNTED) else sizes.total(),
         context_length=context if isinstance(context, int) else None,
-        trouble=_trouble(check_model_type, architecture),
+        problem=_problem(check_model_type, architecture),
     )
 
 
-def _trouble(check: Callable[[Any], object], subject: object) -> str:
+def _problem(check: Callable[[Any], object], subject: object) -> str:
     try:
         check(subject)
     except ModelFileError as error:

@@ -13,13 +13,13 @@ from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.recovery import Restarts
+from helexa.neuron.lifecycle.recovery import RestartLimiter
 from helexa.neuron.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
 
 
-class Launch(Protocol):
+class EngineLauncher(Protocol):
     """Function that starts an engine process for one model. Each call uses the same model files and engine options."""
 
     def __call__(
@@ -61,8 +61,8 @@ class HostedModel:
         model_id: str,
         spec: ModelSpec,
         text: ModelText,
-        launch: Launch,
-        restarts: Restarts,
+        launch: EngineLauncher,
+        restarts: RestartLimiter,
         *,
         config: TorchConfig | None = None,
         grammars: GrammarChecker | None = None,

@@ -10,7 +10,7 @@ from helexa.neuron.config import TorchConfig
 from helexa.neuron.engine.ipc.messages import Ready, Timing
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker
-from helexa.neuron.lifecycle.context_limit import Facts, Readings, SteadyRate, context_limit, first_rate
+from helexa.neuron.lifecycle.context_limit import EngineProperties, Measurements, SteadyRate, context_limit, first_rate
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
@@ -46,9 +46,9 @@ class ServedModel:
         self.engine = engine
         self.admission = Admission(config.admission, engine)
         self.grammars = grammars or GrammarChecker()
-        self._facts = _facts(engine.ready)
+        self._engine_properties = _engine_properties(engine.ready)
         self._context_limit = config.context_limit
-        self._steady_rate = SteadyRate(first_rate(self._facts, config.context_limit), clock)
+        self._steady_rate = SteadyRate(first_rate(self._engine_properties, config.context_limit), clock)
         self._tok_s_prefill = 0.0
         self._tok_s_decode = 0.0
 
@@ -65,8 +65,8 @@ class ServedModel:
     @property
     def limit(self) -> Limit:
         """The current limits of a request's prompt and output, in tokens. Does not wait for the engine."""
-        readings = Readings(self.engine.missing_bytes, self._steady_rate.rate)
-        return context_limit(self._facts, readings, self._context_limit)
+        measurements = Measurements(self.engine.missing_bytes, self._steady_rate.rate)
+        return context_limit(self._engine_properties, measurements, self._context_limit)
 
     @property
     def servable(self) -> Servable:
@@ -97,6 +97,7 @@ class ServedModel:
             devices=_device_indices(self.engine.ready.device),
             vram_used_mb=self._vram_mb(),
             quant=self.engine.ready.quant or None,
+            tensor_parallel=ranks if (ranks := self.engine.options.tensor_parallel) > 1 else None,
             capabilities=["text"],
             limit=self.limit,
             tool_call=self.text.capabilities.tool_call,
@@ -141,9 +142,11 @@ class ServedModel:
         return (ready.weight_bytes + ready.kv_bytes) >> 20 if ready.device.startswith("cuda") else None
 
 
-def _facts(ready: Ready) -> Facts:
+def _engine_properties(ready: Ready) -> EngineProperties:
     page_bytes = ready.kv_bytes // max(ready.kv_pages, 1)
-    return Facts(ready.context_length, ready.kv_pages, ready.page_size, page_bytes, cpu=ready.device == "cpu")
+    return EngineProperties(
+        ready.context_length, ready.kv_pages, ready.page_size, page_bytes, cpu=ready.device == "cpu"
+    )
 
 
 def _averaged(average: float, tokens: int, milliseconds: float) -> float:

@@ -7,7 +7,7 @@ _CALM_SECONDS = 30.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Restarts:
+class RestartLimiter:
     """Limits how often the engine of one model is restarted, to stop crash loops.
 
     Args:

@@ -19,15 +19,16 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
+from helexa.neuron.host_group.membership import Membership, hosts_for
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.rank_check import check_ranks
-from helexa.neuron.lifecycle.recovery import Restarts
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks
+from helexa.neuron.lifecycle.recovery import RestartLimiter
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.processes import heap
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
@@ -58,6 +59,7 @@ class Registry:
         config: the node's configuration.
         sources: resolves model sources to local files, and downloads them if necessary.
         device: torch name of the device for load requests that name no device.
+        group: the hosts that compute models together with this node; None if the node has no host group.
         spawn: starts an engine process.
         clock: function that returns monotonic time in seconds.
         sleep: waits before an engine is restarted.
@@ -69,6 +71,7 @@ class Registry:
         sources: Sources,
         *,
         device: str = "cpu",
+        group: Membership | None = None,
         spawn: Spawn = Child.spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -80,11 +83,12 @@ class Registry:
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
-        self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
         """Records how much memory each engine was granted, and how much is free."""
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
+        self._group = group
         self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
@@ -108,9 +112,10 @@ class Registry:
 
         Raises:
             AlreadyLoadedError: the model is already loaded.
-            SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed. The message says why.
+            SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed. The
+                message says why.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         source = self._source(spec)
         options = self._options(spec)
         _check_tool_parser(spec.tool_parser)
@@ -166,7 +171,7 @@ class Registry:
             ApiError: code `model_not_found`: the node has no such model. Status 503: the model is loading, recovering,
                 quarantined or being unloaded, or the node is shutting down.
         """
-        self._refuse_while_draining()
+        self._reject_while_draining()
         model_id = bare_id(model_id)
         resident = self._residents.get(model_id)
         if resident is None:
@@ -238,6 +243,7 @@ class Registry:
         quant = source.quant(spec.quant)
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
+        await asyncio.to_thread(check_heads, path, options.tensor_parallel)
         report("tokenizer", 0, 0)
         async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
@@ -257,6 +263,8 @@ class Registry:
                 self.events["engine_deaths"] += 1
                 on_exit(reason)
 
+            hosts = options.pipeline_parallel
+            group = None if self._group is None or hosts == 1 else await self._group.host_group(hosts)
             return await EngineClient.start(
                 path,
                 options,
@@ -266,6 +274,7 @@ class Registry:
                 memory=self.memory,
                 on_progress=on_progress,
                 on_exit=died,
+                group=group,
             )
 
         return HostedModel(
@@ -273,7 +282,7 @@ class Registry:
             spec,
             text,
             launch,
-            Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs),
+            RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
             grammars=self._grammars,
             clock=self._clock,
@@ -288,7 +297,7 @@ class Registry:
         """
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
-        self._refuse_while_draining()
+        self._reject_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Return the result of the task `work`, which loads or unloads `model_id`.
@@ -324,10 +333,12 @@ class Registry:
         options = self._harness.engine_options(chosen)
         if spec.tensor_parallel is not None:
             options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
+        hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, self._group)
+        options = msgspec.structs.replace(options, pipeline_parallel=hosts)
         check_ranks(options, devices)
         return options
 
-    def _refuse_while_draining(self) -> None:
+    def _reject_while_draining(self) -> None:
         if self._draining:
             raise shutting_down()
 
@@ -346,7 +357,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
-        text.output_format.family = FAMILIES.get(spec.tool_parser)
+        text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
     return text
 
 
@@ -384,6 +395,6 @@ def bare_id(text: str) -> str:
 
 
 def _check_tool_parser(name: str | None) -> None:
-    if name is not None and name != _NO_PARSER and name not in FAMILIES:
-        known = ", ".join([*FAMILIES, _NO_PARSER])
+    if name is not None and name != _NO_PARSER and name not in TOOL_CALL_FORMATS:
+        known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
         raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

@@ -14,8 +14,9 @@ from helexa.neuron.layers.moe import SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.mixture_config import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
-from helexa.neuron.ops.ranks.shares import RowRange
+from helexa.neuron.ops.ranks.shares import RowRange, part_of
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.part import Part
 
 
 class GptOss(Llama):
@@ -75,7 +76,9 @@ class GptOssReader(ExpertReader):
         """
         if name.endswith(".weight"):
             return super().matrix(name, shape, expert, ranges)
-        return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert), ranges)
+        return self.loader.prepared(
+            f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert, ranges), ranges
+        )
 
     def biases(self, name: str, width: int) -> Tensor:
         """Return the tensor `name` of the biases of all E experts, float32 [E, width].
@@ -85,13 +88,17 @@ class GptOssReader(ExpertReader):
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 
-    def _arranged(self, name: str, shape: tuple[int, int], expert: int) -> Weight:
-        expected_shape, transposed_shape = (self.count, *shape), (self.count, *shape[::-1])
-        stored_shape = transposed_shape if self.loader.checkpoint.shape(name) == transposed_shape else expected_shape
-        weight = self.loader.weight(name, stored_shape, expert)
-        if isinstance(weight, Tensor):
-            weight = weight.T.contiguous()
-        if not name.endswith(".gate_up_proj"):
+    def _arranged(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Weight:
+        alternating = name.endswith(".gate_up_proj")
+        # The gate rows of this rank and its up rows are adjacent in the checkpoint.
+        part = part_of((ranges[0].times(2, total=shape[0]),) if alternating else ranges)
+        if isinstance(self.loader.checkpoint.on_meta(name, shape), Tensor):  # not quantized, so transposed
+            transposed = self.loader.weight(name, (self.count, *shape[::-1]), expert, Part(columns=part.rows))
+            assert isinstance(transposed, Tensor)
+            weight = transposed.T.contiguous()
+        else:
+            weight = self.loader.weight(name, (self.count, *shape), expert, part)
+        if not alternating:
             return weight
         return weight.each(_gate_first) if isinstance(weight, GroupwiseTensor) else _gate_first(weight)
 

@@ -142,7 +142,10 @@ class Batch:
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """Return the spans as tensors that kernels read: `device_spans`, or else views of the arrays in host memory."""
+        """The spans (the rows of each sequence) as tensors that kernels read.
+
+        If the batch has no copy on a device (`device_spans`), the tensors are views of the arrays in host memory.
+        """
         host = self.host_spans
         tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
         return self.device_spans or SpanTable(*map(torch.from_numpy, tables))

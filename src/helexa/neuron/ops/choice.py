@@ -14,7 +14,7 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """The selected kernels, and an explanation for the user.
 
     Attributes:
@@ -42,7 +42,7 @@ def choose(
     x_bits: int | None = None,
     half: bool = True,
     kernels: Kernels = "auto",
-) -> Choice:
+) -> KernelChoice:
     """Return the fastest kernels that support this device, activation dtype and model, and why they were selected.
 
     Args:
@@ -56,19 +56,19 @@ def choose(
             If `triton` cannot be used, the plain-torch kernels are returned.
     """
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        reason = _refusal_of_triton(device)
+        reason = _why_triton_is_unusable(device)
         if reason is None:
             os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
             from helexa.neuron.ops.gpu.gpu import GpuOps
 
-            return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
+            return KernelChoice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
     if kernels == "torch":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was requested")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was requested")
     if device.type != "cpu":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
+        return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
-        return Choice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
+        return KernelChoice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
     from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
     from helexa.neuron.ops.native.native import NativeOps
     from helexa.neuron.ops.torch_cpu import CpuOps
@@ -77,15 +77,17 @@ def choose(
         library, reason = native_kernels(), NativeOps.unsupported_shape(config)
         if reason is None:
             x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
-            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine")
+            return KernelChoice(
+                NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine"
+            )
     except Unavailable as error:
         reason = str(error)
     if CpuOps.available():
-        return Choice(CpuOps(device, torch.bfloat16), reason)
-    return Choice(ReferenceOps(device, dtype or torch.float32), reason)
+        return KernelChoice(CpuOps(device, torch.bfloat16), reason)
+    return KernelChoice(ReferenceOps(device, dtype or torch.float32), reason)
 
 
-def _refusal_of_triton(device: torch.device) -> str | None:
+def _why_triton_is_unusable(device: torch.device) -> str | None:
     if device.type == "cuda" and (missing := triton_missing()) is not None:
         return missing
     if importlib.util.find_spec("triton") is None:

@@ -51,7 +51,7 @@ class GatedLinear:
         return self._product(self._gate(x))
 
 
-class SideBySide:
+class ConcatenatedLinear:
     """Linear operator that applies several linear operators to the same input and concatenates their outputs."""
 
     def __init__(self, products: Sequence[LinearOp], bias: Tensor | None) -> None:

@@ -108,12 +108,14 @@ class Ops(ABC):
         return self.dtype
 
     @abstractmethod
-    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+    def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return the disk cache of a model's converted weights; None if the implementation has no disk cache.
 
         Args:
             model: path of the model's file or folder.
             quant: name of the quantization applied to plain weights. Each quantization has its own cache.
+            part: the part of the model that this process computes; empty for the whole model. Each part has its own
+                cache.
         """
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.linear import GatedLinear, LinearOp, ProductBytes, SideBySide
+from helexa.neuron.ops.linear import ConcatenatedLinear, GatedLinear, LinearOp, ProductBytes
 from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
 from helexa.neuron.ops.reference.reference import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -40,7 +40,7 @@ class CpuOps(ReferenceOps):
         packed = [
             Int4Linear(matrix) for matrix in matrices if isinstance(matrix, GroupwiseTensor) and Int4Linear.fits(matrix)
         ]
-        product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(matrices) else many
+        product = ByRows(ConcatenatedLinear(packed, bias), many) if len(packed) == len(matrices) else many
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from helexa.neuron.events import OutputEvent, TextDelta
-from helexa.neuron.parsers.formats.family import Family
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 from helexa.neuron.parsers.formats.untagged_calls import LEADING, LINES, read_untagged
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output, Tools, random_call_id
@@ -31,7 +31,7 @@ class OutputParser:
     marker is then dropped, and the text before it becomes reasoning.
 
     Args:
-        family: parser of the model's tool-call format. None if tool calls are not parsed.
+        tool_call_format: parser of the model's tool-call format. None if tool calls are not parsed.
         reasoning: markers around the model's reasoning. None if reasoning is not parsed.
         in_reasoning: whether the prompt ends inside an open reasoning block.
         reasoned: whether the prompt ends after a closed reasoning block.
@@ -45,7 +45,7 @@ class OutputParser:
 
     def __init__(
         self,
-        family: Family | None,
+        tool_call_format: ToolCallFormat | None,
         *,
         reasoning: ReasoningMarks | None = None,
         in_reasoning: bool = False,
@@ -54,11 +54,11 @@ class OutputParser:
         tools: Tools | None = None,
         new_id: Callable[[], str] = random_call_id,
     ) -> None:
-        self._family = family
+        self._format = tool_call_format
         self._reasoning = reasoning
         marks = {reasoning.open, reasoning.close} if reasoning else set[str]()
-        self.markers: frozenset[str] = (family.markers if family else frozenset()) | marks
-        openers, leading = (family.openers, family.leading) if family else ((), ())
+        self.markers: frozenset[str] = (tool_call_format.markers if tool_call_format else frozenset()) | marks
+        openers, leading = (tool_call_format.openers, tool_call_format.leading) if tool_call_format else ((), ())
         self._untagged = frozenset((*LINES, *LEADING) if untagged else ())
         self._tagged_calls = False
         if untagged:
@@ -154,10 +154,10 @@ class OutputParser:
         return (yield from self._skip_space(self._openers))
 
     def _parse_tagged(self) -> Reading[None]:
-        assert self._family is not None
+        assert self._format is not None
         calls = self._output.calls
         try:
-            yield from self._family.read(self._source, self._output)
+            yield from self._format.read(self._source, self._output)
         finally:
             self._tagged_calls |= self._output.calls > calls
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from helexa.core.errors import ApiError, internal_error
-from helexa.neuron.events import Failed, Finished, InferenceEvent, OfChoice, PromptCounted, Started
+from helexa.neuron.events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
                 return
             if isinstance(event, Finished):
                 ends[index] = event
-            if not isinstance(event, Started | PromptCounted | OfChoice):
-                yield OfChoice(index, event)
+            if not isinstance(event, Started | PromptCounted | ChoiceEvent):
+                yield ChoiceEvent(index, event)
             if len(tasks) == 1:
                 later = [_begin(place, run, events, active) for place, run in enumerate(runs) if place]
                 tasks += map(asyncio.create_task, later)

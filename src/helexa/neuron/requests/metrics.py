@@ -48,7 +48,7 @@ class Metrics:
         self._duration = histogram(
             "request_duration", "Seconds from the request to the end of the response", _DURATION, "route"
         )
-        self._refusals = counter("refusals", "Error responses by error code", "code")
+        self._error_responses = counter("refusals", "Error responses by error code", "code")
         self._runs = counter("runs", "Runs of a model by finish reason", "model", "finish_reason")
         self._prompt = counter("prompt_tokens", "Prompt tokens of runs", "model")
         self._cached = counter("cached_prompt_tokens", "Prompt tokens found in the KV cache", "model")
@@ -71,8 +71,8 @@ class Metrics:
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(record.status)).inc()
         self._duration.labels(route).observe(record.duration)
-        for code in record.refusals:
-            self._refusals.labels(code).inc()
+        for code in record.error_codes:
+            self._error_responses.labels(code).inc()
         for run in record.runs:
             self._observe_run(run)
 

@@ -19,7 +19,7 @@ from helexa.neuron.grammar import (
     for_tools,
     in_final_channel,
 )
-from helexa.neuron.grammar.offer import is_name
+from helexa.neuron.grammar.callable_tool import is_name
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.parsers.output import Tools
 
@@ -104,14 +104,14 @@ def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[i
 def _call_constraint(
     model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
 ) -> Constraint:
-    family = model.text.output_format.family
-    if family is None:
+    tool_call_format = model.text.output_format.tool_call_format
+    if tool_call_format is None:
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
         raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no tool-call format")
     shape = None if chat.must_call else chat.shape
     build = partial(
         for_tools,
-        family.name,
+        tool_call_format.name,
         tools if chat.forced_tool is None else {chat.forced_tool: tools[chat.forced_tool]},
         "required" if chat.must_call else "auto",
         chat.parallel_tool_calls is not False and chat.forced_tool is None,

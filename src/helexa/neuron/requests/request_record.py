@@ -42,7 +42,7 @@ class RequestRecord:
         method: HTTP method of the request.
         path: path of the request.
         status: HTTP status of the response; 0 before the response begins.
-        refusals: codes of the errors that the node sent in the response.
+        error_codes: codes of the errors that the node sent in the response.
         runs: one record per generated answer.
         started: time at which the request arrived, in seconds of `time.perf_counter`.
     """
@@ -50,7 +50,7 @@ class RequestRecord:
     method: str = ""
     path: str = ""
     status: int = 0
-    refusals: list[str] = field(default_factory=list[str])
+    error_codes: list[str] = field(default_factory=list[str])
     runs: list[RunRecord] = field(default_factory=list[RunRecord])
     started: float = field(default_factory=time.perf_counter)
 

@@ -3,7 +3,7 @@
 from starlette.requests import ClientDisconnect, Request
 
 from helexa.core.errors import ApiError, unsupported_media_type
-from helexa.http.connections.request_head import refuse_encoded
+from helexa.http.connections.request_head import reject_encoded
 
 MAX_BODY_BYTES = 64 << 20
 
@@ -22,7 +22,7 @@ async def read_json(request: Request) -> bytes:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise unsupported_media_type(content_type[:200])
-    refuse_encoded(request.scope["headers"])
+    reject_encoded(request.scope["headers"])
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_large()

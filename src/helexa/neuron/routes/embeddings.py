@@ -15,7 +15,7 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
 from helexa.core.logs import tell
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
-from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
 from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.request_record import RunRecord, current
@@ -35,11 +35,11 @@ async def create_embeddings(request: Request) -> Response:
     model.require_servable()
     prompts = await asyncio.to_thread(_prompts, model, embeddings_request.input)
     batch = _Batch(model, prompts, principal_of(request), embeddings_request.encoding_format)
-    hang_up: HangUp = request.scope["extensions"][HangUp.NAME]
+    disconnect: DisconnectGuard = request.scope["extensions"][DisconnectGuard.NAME]
     try:
-        with hang_up:
+        with disconnect:
             await batch.run()
-    except ClientGone:
+    except ClientDisconnected:
         raise ApiError(400, "client_disconnected", "the client went away") from None
     tokens = sum(map(len, prompts))
     return JsonResponse(embeddings(model.id, batch.vectors, tokens))

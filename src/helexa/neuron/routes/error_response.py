@@ -20,16 +20,16 @@ from helexa.neuron.requests.request_record import current
 logger = logging.getLogger(__name__)
 
 
-def refusal(error: ApiError) -> Response:
+def error_response(error: ApiError) -> Response:
     """Return the HTTP response for `error`, with its status, its headers and a JSON body."""
     return Response(
         orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
     )
 
 
-def log_refusal(path: str, error: ApiError) -> None:
+def log_error_response(path: str, error: ApiError) -> None:
     """Log one line about the error response `error` to a request for `path`, and add it to the request's record."""
-    current().refusals.append(error.code or "internal")
+    current().error_codes.append(error.code or "internal")
     facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)
 
@@ -37,8 +37,8 @@ def log_refusal(path: str, error: ApiError) -> None:
 async def on_api_error(request: Request, error: Exception) -> Response:
     """Log the `ApiError` that a route function raised, and return its error response."""
     assert isinstance(error, ApiError)
-    log_refusal(request.url.path, error)
-    return refusal(error)
+    log_error_response(request.url.path, error)
+    return error_response(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -46,8 +46,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
-    log_refusal(request.url.path, api_error)
-    response = refusal(api_error)
+    log_error_response(request.url.path, api_error)
+    response = error_response(api_error)
     response.headers.update(error.headers or {})
     return response
 
@@ -64,8 +64,8 @@ async def on_os_error(request: Request, error: Exception) -> Response:
     api_error = descriptor_shortage(error)
     if api_error is None:
         raise error
-    log_refusal(request.url.path, api_error)
-    return refusal(api_error)
+    log_error_response(request.url.path, api_error)
+    return error_response(api_error)
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
@@ -73,9 +73,9 @@ async def on_unexpected(request: Request, error: Exception) -> Response:
 
     Starlette raises the exception again after the response.
     """
-    current().refusals.append("internal")
+    current().error_codes.append("internal")
     tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
-    return refusal(internal_error())
+    return error_response(internal_error())
 
 
 HANDLERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

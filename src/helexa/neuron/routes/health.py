@@ -17,10 +17,13 @@ async def version(request: Request) -> Response:
 
 
 async def discovery(request: Request) -> Response:
-    """Handle `GET /discovery`: return the hardware of the machine and the maximum prompt length of the node."""
+    """Handle `GET /discovery`: return the hardware of the machine, and the node's limits on prompts and ranks."""
     facts = await asyncio.to_thread(discover)
-    longest = request.app.state.max_prompt_tokens
-    return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
+    limits = {
+        "max_prompt_tokens": request.app.state.max_prompt_tokens,
+        "max_tensor_parallel": request.app.state.max_tensor_parallel(facts),
+    }
+    return JsonResponse(facts.model_copy(update=limits).json_dict())
 
 
 async def health(request: Request) -> Response:

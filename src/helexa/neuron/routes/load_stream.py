@@ -38,13 +38,13 @@ class LoadStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send `progress` events until the load has ended, then the last event. Stop if the client disconnects."""
-        hang_up = asyncio.create_task(disconnected(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             sent_progress, last_sent = None, time.monotonic()
             while not self._load.done():
-                await asyncio.wait((self._load, hang_up), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if hang_up.done():
+                await asyncio.wait((self._load, disconnect), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if disconnect.done():
                     return
                 progress = self._progress()
                 if progress is not None and progress != sent_progress:
@@ -57,7 +57,7 @@ class LoadStream:
             await _write(send, frame(orjson.dumps(data), event))
             await send({"type": "http.response.body", "body": b""})
         finally:
-            hang_up.cancel()
+            disconnect.cancel()
             self._load.cancel()
 
 

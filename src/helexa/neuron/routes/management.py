@@ -15,6 +15,7 @@ from helexa.core.errors import (
     DoesNotFitError,
     HelexaError,
     SourceError,
+    TensorParallelError,
     internal_error,
     shutting_down,
 )
@@ -25,7 +26,7 @@ from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.requests.request_record import current
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.error_response import descriptor_shortage, log_refusal
+from helexa.neuron.routes.error_response import descriptor_shortage, log_error_response
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ async def load(request: Request) -> Response | LoadStream:
     except ApiError:
         raise
     except HelexaError as error:
-        return _refused(request, *_load_failure(load_request, error))
+        return _rejected(request, *_load_failure(load_request, error))
     return JsonResponse({"status": "loaded"})
 
 
@@ -88,7 +89,7 @@ async def unload(request: Request) -> Response:
     except ApiError as error:
         if error.code != "model_not_found":
             raise
-        return _refused(request, 404, {"error": str(error)})
+        return _rejected(request, 404, {"error": str(error)})
     return JsonResponse({"status": "unloaded"})
 
 
@@ -98,7 +99,7 @@ async def endpoint(request: Request) -> Response:
     try:
         _registry(request).get(model_id)
     except ApiError as error:
-        return _refused(request, error.status, {"error": str(error)})
+        return _rejected(request, error.status, {"error": str(error)})
     return JsonResponse({"url": f"http://localhost:{request.app.state.port}"})
 
 
@@ -108,7 +109,7 @@ async def capabilities(request: Request) -> Response:
     try:
         model = _registry(request).get(model_id)
     except ApiError as error:
-        return _refused(request, 404, {"error": str(error)})
+        return _rejected(request, 404, {"error": str(error)})
     return JsonResponse({"capabilities": model.info().capabilities})
 
 
@@ -139,7 +140,7 @@ class _Watch:
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the response body for a load that has failed with `error`."""
     match error:
-        case SourceError() | DoesNotFitError():
+        case SourceError() | DoesNotFitError() | TensorParallelError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
             return 422, {"error": reason}
         case CudaUnavailableError():
@@ -161,10 +162,10 @@ def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") ->
         log.error("loading %s failed", spec.model_id, exc_info=error)
         error = internal_error()
     if isinstance(error, ApiError):
-        log_refusal(request.url.path, error)
+        log_error_response(request.url.path, error)
         return "error", {"status": error.status, **error.envelope()}
     status, body = _load_failure(spec, error)
-    _log_refusal(request, status, body)
+    _log_rejection(request, status, body)
     return "error", {"status": status, **body}
 
 
@@ -179,15 +180,15 @@ def _parse(kind: type[BodyT], body: bytes) -> BodyT:
         raise to_api_error(error) from None
 
 
-def _refused(request: Request, status: int, body: dict[str, Any]) -> Response:
-    _log_refusal(request, status, body)
+def _rejected(request: Request, status: int, body: dict[str, Any]) -> Response:
+    _log_rejection(request, status, body)
     return JsonResponse(body, status)
 
 
-def _log_refusal(request: Request, status: int, body: dict[str, Any]) -> None:
+def _log_rejection(request: Request, status: int, body: dict[str, Any]) -> None:
     error = body["error"]
     code = error["kind"] if isinstance(error, Mapping) else body.get("code", _PHRASES.get(status, "refused"))
-    current().refusals.append(code)
+    current().error_codes.append(code)
     tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
 
 

@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 from helexa.core.errors import ApiError, internal_error
 from helexa.core.sse import KEEP_ALIVE
 from helexa.neuron.events import Failed, InferenceEvent
-from helexa.neuron.routes.error_response import log_refusal
+from helexa.neuron.routes.error_response import log_error_response
 from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
 from helexa.neuron.routes.projectors.projector import Projector
 
-PATIENCE_SECONDS = 3.0
+FIRST_EVENT_SECONDS = 3.0
 """Seconds that a stream waits for the first event of its run before it sends the response headers with status 200.
 
 A run that fails earlier gets a plain error response. A later error is sent as an event of the stream.
@@ -28,7 +28,7 @@ class RunResponse:
     """An ASGI response that sends the output of a run as a stream of server-sent events or as one body.
 
     Nothing is sent before the first event of the run. If the run is rejected, the response can thus have an error
-    status. But if a stream waits longer than `PATIENCE_SECONDS` for the first event, it begins with a comment. A
+    status. But if a stream waits longer than `FIRST_EVENT_SECONDS` for the first event, it begins with a comment. A
     rejection after the comment is sent as an event. If the client disconnects, the run is canceled.
     """
 
@@ -49,18 +49,18 @@ class RunResponse:
         """
         send_reply = self._send_stream if self._streamed else self._send_body
         sender = asyncio.create_task(send_reply(scope["path"], send))
-        hang_up = asyncio.create_task(disconnected(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         try:
-            while not sender.done() and not hang_up.done():
-                await asyncio.wait((sender, hang_up), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
-                if not sender.done() and not hang_up.done() and self._until_due() <= 0:
+            while not sender.done() and not disconnect.done():
+                await asyncio.wait((sender, disconnect), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
+                if not sender.done() and not disconnect.done() and self._until_due() <= 0:
                     await self._begin(send)
                     self._quiet_since = time.monotonic()
                     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         finally:
             sender.cancel()
-            hang_up.cancel()
-            await asyncio.wait((sender, hang_up))
+            disconnect.cancel()
+            await asyncio.wait((sender, disconnect))
         try:
             if not sender.cancelled():
                 sender.result()
@@ -72,7 +72,7 @@ class RunResponse:
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:
-            return self._arrived + PATIENCE_SECONDS - time.monotonic()
+            return self._arrived + FIRST_EVENT_SECONDS - time.monotonic()
         return KEEP_ALIVE_SECONDS
 
     async def _send_body(self, path: str, send: Send) -> None:
@@ -92,13 +92,13 @@ class RunResponse:
                 async for event in self._events:
                     await self._begin(send)
                     if isinstance(event, Failed):
-                        log_refusal(path, event.error)
+                        log_error_response(path, event.error)
                     await self._write(event, send)
             except Exception as error:
                 if not self._begun:
                     raise
                 if isinstance(error, ApiError):
-                    log_refusal(path, error)
+                    log_error_response(path, error)
                     await self._write(Failed(error), send)
                 else:
                     logger.exception("stream failed path=%s error=%s", path, type(error).__name__)

@@ -22,7 +22,7 @@ from helexa.core.errors import ApiError
 from helexa.http.connections.request_head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.routes.error_response import log_refusal, refusal
+from helexa.neuron.routes.error_response import error_response, log_error_response
 
 _RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which cannot be registered by web sites
 
@@ -43,8 +43,8 @@ class AccessGuard:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            log_refusal(scope["path"], error)
-            await refusal(error)(scope, receive, send)
+            log_error_response(scope["path"], error)
+            await error_response(error)(scope, receive, send)
 
     def _error(self, scope: Scope) -> ApiError | None:
         if self._key is not None:

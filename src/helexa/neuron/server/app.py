@@ -21,7 +21,9 @@ from helexa.http.loop import run
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.hardware.discovery import default_device, discover, overlooked
+from helexa.neuron.host_group.membership import Membership
 from helexa.neuron.lifecycle.activation import Activation
+from helexa.neuron.lifecycle.rank_check import max_tensor_parallel
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.response_store import ResponseStore
@@ -45,15 +47,18 @@ _DRAIN_POLL_SECONDS = 0.05
 _ENDING_SECONDS = 3
 
 
-def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
+def create_app(
+    config: NeuronConfig, *, engine_command: Sequence[str] | None = None, group: Membership | None = None
+) -> Starlette:
     """Return the ASGI application of a node. It serves requests while the default models load in the background.
 
     The route functions find their shared objects in `app.state`: `registry`, `responses`, `usage`, `activation`,
-    `health`, `metrics`, `port` and `max_prompt_tokens`.
+    `health`, `metrics`, `port`, `max_prompt_tokens` and `max_tensor_parallel`.
 
     Args:
         config: the node's configuration.
         engine_command: command line that starts an engine process; None for the default command.
+        group: the hosts that compute models together with this node; None if the node has no host group.
     """
     harness = config.harness.torch
     device = harness.device
@@ -63,7 +68,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
             log.warning("%s", reason)
     if device.startswith("cuda"):
         discover()  # fill the cache now: later loads need the result without waiting
-    registry = Registry(config, Sources(config), device=device, spawn=partial(Child.spawn, engine_command))
+    registry = Registry(config, Sources(config), device=device, group=group, spawn=partial(Child.spawn, engine_command))
     activation = Activation(registry, config.default_models)
     store = ResponseStore(config.responses)
     monitor = HealthMonitor(registry, activation, responses=store.prefix if store.enabled else None)
@@ -103,6 +108,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     app.state.port = config.port
     bound = harness.context_limit.max_prompt_tokens
     app.state.max_prompt_tokens = bound or harness.context_length or MAX_PROMPT_TOKENS
+    app.state.max_tensor_parallel = partial(max_tensor_parallel, device, harness.tensor_parallel)
     return app
 
 
@@ -143,7 +149,7 @@ class NodeServer(Listener):
         super().__init__(
             app,
             connection=NodeConnection,
-            limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # `others`: for engines and files
+            limits=ConnectionLimits.within(descriptors, other_descriptors=descriptors // 2),  # for engines and files
             grace_secs=_ENDING_SECONDS,
         )
         self._registry: Registry = app.state.registry

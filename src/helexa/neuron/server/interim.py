@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helexa.http.connections.call import INTERIM
+from helexa.http.connections.request_cycle import INTERIM
 
 HEADER = b"x-helexa-keep-alive"
 MIN_SECS = 1

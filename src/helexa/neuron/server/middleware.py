@@ -55,7 +55,7 @@ class RequestMiddleware:
     def _end(self, record: RequestRecord, scope: Scope) -> None:
         record.status = record.status or CLIENT_CLOSED_REQUEST
         self._metrics.observe(record, scope.get("endpoint"))
-        if not record.runs and not record.refusals:
+        if not record.runs and not record.error_codes:
             quiet = record.status < 400 and record.path in _POLLED
             tell(
                 log,

@@ -20,7 +20,7 @@ from urllib.request import (
 )
 
 from helexa.core.version import __version__
-from helexa.neuron.sources.dial import UnreachableError, dial
+from helexa.neuron.sources.connect import UnreachableError, connect
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
@@ -195,7 +195,7 @@ class Site:
 
 def _connection(host: str, *, secure: bool = False, **arguments: Any) -> http.client.HTTPConnection:
     connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host, **arguments)
-    connection._create_connection = dial  # pyright: ignore[reportAttributeAccessIssue]
+    connection._create_connection = connect  # pyright: ignore[reportAttributeAccessIssue]
     return connection
 
 

@@ -63,7 +63,7 @@ class ModelText:
     def capabilities(self) -> TextCapabilities:
         """Whether the model supports tool calls, and whether it supports reasoning."""
         return TextCapabilities(
-            tool_call=self.output_format.family is not None or self.template.mentions("tools"),
+            tool_call=self.output_format.tool_call_format is not None or self.template.mentions("tools"),
             reasoning=self.output_format.separates_reasoning or self.template.mentions("enable_thinking"),
         )
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from helexa.neuron.parsers.formats.choice import find_family
-from helexa.neuron.parsers.formats.family import Family
+from helexa.neuron.parsers.formats.choice import find_tool_call_format
 from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.formats.hermes import Hermes
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
@@ -21,7 +21,7 @@ class OutputFormat:
     """The reasoning format and tool-call format of a model's output, detected from its vocabulary and chat template.
 
     Attributes:
-        family: tool-call format. None if no format was detected. The node's configuration may set another format.
+        tool_call_format: tool-call format. None if none was detected. The node's configuration may set another format.
         reasoning: markers before and after reasoning, such as `<think>` and `</think>`. None if the model has no such
             markers, for example with the Harmony format.
     """
@@ -30,7 +30,7 @@ class OutputFormat:
         def is_token(text: str) -> bool:
             return tokenizer.token_id(text) is not None
 
-        self.family: Family | None = find_family(is_token, template)
+        self.tool_call_format: ToolCallFormat | None = find_tool_call_format(is_token, template)
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
 
@@ -45,7 +45,7 @@ class OutputFormat:
 
         A grammar for such a format must also include the message headers.
         """
-        return isinstance(self.family, Harmony)
+        return isinstance(self.tool_call_format, Harmony)
 
     @property
     def thought_marks(self) -> ReasoningMarks:
@@ -85,16 +85,16 @@ class OutputFormat:
             untagged: whether the parser also accepts tool calls without the format's tags. Only some formats support
                 this option.
         """
-        family = self.family if tools or self.frames_calls else None
-        if family is None and self.reasoning is None:
+        tool_call_format = self.tool_call_format if tools or self.frames_calls else None
+        if tool_call_format is None and self.reasoning is None:
             return None
         inside, reasoned = self.is_inside(prompt), self.is_over(prompt)
         return OutputParser(
-            family,
+            tool_call_format,
             reasoning=self.reasoning,
             in_reasoning=inside,
             reasoned=reasoned,
-            untagged=untagged and isinstance(family, Hermes) and family.untagged,
+            untagged=untagged and isinstance(tool_call_format, Hermes) and tool_call_format.untagged,
             tools=tools,
         )
 

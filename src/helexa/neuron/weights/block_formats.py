@@ -7,13 +7,16 @@ the file.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.part import WHOLE, Part, block_numbers
 from helexa.neuron.weights.safetensors_file import FileTensor
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -40,8 +43,13 @@ class StoredTensor(Protocol):
         """Size of the tensor in the file in bytes, including the scales of a quantized tensor."""
         ...
 
-    def read(self, index: int | None = None) -> Weight:
-        """Return the complete tensor. With `index`, return one matrix of a tensor that is a stack of matrices.
+    @property
+    def column_block(self) -> int:
+        """Number of adjacent columns that must be read together."""
+        ...
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> Weight:
+        """Return the tensor, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
 
         Raises:
             ModelFileError: the tensor has no matrix at `index`, or the file cannot be read.
@@ -92,19 +100,31 @@ class Fp8Tensor:
         """Size of the fp8 values and scales in the file, in bytes."""
         return self.weight.nbytes + self.scale.nbytes
 
-    def read(self, index: int | None = None) -> Tensor:
-        """Return the tensor, or the matrix at `index` of a stack of matrices, dequantized to float32."""
-        weight = self.weight.read(index).float()
+    @property
+    def column_block(self) -> int:
+        """1, because the tensor is dequantized."""
+        return 1
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> Tensor:
+        """Return the tensor or a part of it, dequantized to float32. With `index`, read one matrix of a stack."""
+        weight = self.weight.read(index, part).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
         scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
+        if scale.numel() == 1:
+            return weight.mul_(scale)
         if scale.dim() == 1:
             scale = scale[:, None]
-        if scale.numel() == 1 or scale.shape[-2:] == (weight.shape[-2], 1):
-            return weight.mul_(scale)
+        rows, columns = (
+            np.arange(size) if chosen is None else chosen
+            for size, chosen in zip(self.shape[-2:], (part.rows, part.columns), strict=True)
+        )
+        if scale.shape[-2:] == (self.shape[-2], 1):
+            return weight.mul_(scale[..., rows, :])
         height, width = self.block_size
-        by_rows = scale.repeat_interleave(height, dim=-2)[..., : weight.shape[-2], :]
-        for number, columns in enumerate(weight.split(width, dim=-1)):
-            columns.mul_(by_rows[..., number : number + 1])
+        by_rows, blocks = scale[..., rows // height, :], columns // width
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+        for start, stop in pairwise((*starts, len(blocks))):
+            weight[..., start:stop].mul_(by_rows[..., blocks[start], None])
         return weight
 
     def on_meta(self, shape: tuple[int, ...]) -> Tensor:
@@ -146,16 +166,29 @@ class Mxfp4Tensor:
         """Size of the codes and scales in the file, in bytes."""
         return self.blocks.nbytes + self.scales.nbytes
 
-    def read(self, index: int | None = None) -> GroupwiseTensor:
-        """Return the matrix, or the matrix at `index` of a stack of matrices, with the codes of the file.
+    @property
+    def column_block(self) -> int:
+        """Number of columns that share a scale."""
+        return _MXFP4_GROUP
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> GroupwiseTensor:
+        """Return the matrix or a part of it, with the codes of the file. With `index`, read one matrix of a stack.
 
         Raises:
             ModelFileError: `index` is missing for a stack of matrices, is given for a single matrix, or is out of
                 range. The error is also raised if the file cannot be read.
+            ValueError: the columns of the part are not whole groups of 32.
         """
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
-        return _mxfp4(self.blocks.read(index), self.scales.read(index))
+        rows = Part(part.rows)
+        packed, exponents = self.blocks.read(index, rows), self.scales.read(index, rows)
+        if part.columns is not None:
+            groups = block_numbers(part.columns, _MXFP4_GROUP)
+            if groups is None:
+                raise ValueError(f"columns of {self.blocks.name} that are not whole groups of {_MXFP4_GROUP}")
+            packed, exponents = packed[:, groups], exponents[:, groups]
+        return _mxfp4(packed, exponents)
 
     def on_meta(self, shape: tuple[int, ...]) -> GroupwiseTensor:
         """Return an MXFP4 matrix of `shape` on torch's meta device."""

@@ -7,6 +7,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.files import gguf_models
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
 
@@ -43,12 +44,17 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        """Return tensor `name`, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
+
+        Only the rows and columns of the part are decoded. They have the same values as in the whole tensor.
 
         The caller may modify an unquantized tensor. The caller must copy a tensor to keep the tensor after the load,
         because its memory may be a mapping of the file. The mapping becomes invalid if another process truncates the
         file.
+
+        Args:
+            part: rows and columns to read. The columns must be whole blocks (see `column_block`).
 
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or the file cannot be read.
@@ -64,6 +70,14 @@ class Checkpoint(Protocol):
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or `shape[-1]` is not a multiple of the tensor's
                 quantization block size.
+        """
+        ...
+
+    def column_block(self, name: str) -> int:
+        """Return the number of adjacent columns of tensor `name` that must be read together.
+
+        Returns:
+            The columns of a quantization block; 1 if `read` returns a plain tensor.
         """
         ...
 

@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from helexa.neuron.weights.part import block_numbers
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,17 @@ class GroupwiseTensor:
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
         """Return a quantized matrix [T, K] with copies of the T rows at `indices`. K is the number of columns."""
         return self.each(lambda tensor: tensor[indices])
+
+    def columns(self, numbers: NDArray[np.int64]) -> "Weight":
+        """Return a matrix with the columns `numbers`.
+
+        The result is quantized if the columns are whole units of `GroupScale`. Otherwise it is a float32 tensor.
+        """
+        units = min(scales.unit.shape[1] for scales in (self.scale, self.minimum) if scales is not None)
+        blocks = block_numbers(numbers, self.shape[1] // units)
+        if blocks is None:
+            return self.dequantize()[:, numbers]
+        return self.each(lambda tensor: tensor.unflatten(-1, (units, -1))[:, blocks].flatten(-2))
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":
         """Return a matrix with `rows` rows and the same quantization format on torch's meta device."""

@@ -8,6 +8,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.block_formats import StoredTensor, stored_tensors
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.json_object import read_json
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.safetensors_file import file_tensors
 from helexa.neuron.weights.text_part import summarize_names, text_config, text_tensor_names
 
@@ -53,16 +54,20 @@ class SafetensorsCheckpoint:
         """Return the shape of tensor `name`."""
         return self._find(name).shape
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        """Return tensor `name`, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
 
         fp8 tensors are dequantized to float32, MXFP4 tensors stay quantized, and other tensors keep the stored dtype.
         """
-        return self._find(name).read(index)
+        return self._find(name).read(index, part)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
         return self._find(name).on_meta(shape)
+
+    def column_block(self, name: str) -> int:
+        """Return the number of adjacent columns of tensor `name` that must be read together."""
+        return self._find(name).column_block
 
     def close(self) -> None:
         """Close the files."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.json_object import MAX_JSON_BYTES, parse_json, read_json
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.tensor_file import TensorFile
 
 _SINGLE = "model.safetensors"
@@ -56,20 +57,27 @@ class FileTensor:
     offset: int
     nbytes: int
 
-    def read(self, index: int | None = None) -> Tensor:
-        """Return the tensor in the stored dtype. With `index`, return only the slice `tensor[index]`.
+    @property
+    def column_block(self) -> int:
+        """1, because each column can be read alone."""
+        return 1
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> Tensor:
+        """Return the tensor, or a part of it, in the stored dtype. With `index`, read only the slice `tensor[index]`.
 
         Raises:
             ModelFileError: the tensor has no slice at `index`, or the file cannot be read.
         """
         if index is not None:
-            return self._slice(index).read()
+            return self._slice(index).read(part=part)
         if self.nbytes == 0:
-            return torch.empty(self.shape, dtype=self.dtype)
-        stored = self.file.read(self.offset, self.nbytes, self.name)
-        if self.offset % self.dtype.itemsize:  # the tensor is not aligned to its item size
+            return torch.empty(part.shape(self.shape), dtype=self.dtype)
+        rows, itemsize = (self.shape or (1,))[0], self.dtype.itemsize
+        matrix = (rows, self.nbytes // rows // itemsize, itemsize)
+        stored = self.file.read_part(self.offset, matrix, part, self.name)
+        if self.offset % itemsize:  # the tensor is not aligned to its item size
             stored = stored.copy()
-        return torch.from_numpy(stored).view(self.dtype).view(self.shape)
+        return torch.from_numpy(stored).view(self.dtype).view(part.shape(self.shape))
 
     def on_meta(self, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor of `shape` and the stored dtype on torch's meta device."""

@@ -11,7 +11,7 @@ import pytest
 from cortex.cortex_process import run
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.storage.backends import open_database
 
@@ -28,22 +28,22 @@ def config(tmp_path: Path, url: str) -> str:
 
 
 @asynccontextmanager
-async def watching_gatekeeper(url: str) -> AsyncIterator[Gatekeeper]:
-    """Yield the gatekeeper of a gateway that is the only user of the ledger."""
+async def watching_authenticator(url: str) -> AsyncIterator[Authenticator]:
+    """Yield the authenticator of a gateway that is the only user of the ledger."""
     database = await open_database(url)
     try:
         await database.migrate()
         await database.claim()
-        keyring = Keyring(KeyStore(database), Gatekeeper(True))
+        keyring = Keyring(KeyStore(database), Authenticator(True))
         async with keyring.watching():
-            yield keyring.gatekeeper
+            yield keyring.authenticator
     finally:
         await database.close()
 
 
-def is_rejected(gatekeeper: Gatekeeper, secret: str) -> bool:
+def is_rejected(authenticator: Authenticator, secret: str) -> bool:
     try:
-        gatekeeper.admit([(b"authorization", f"Bearer {secret}".encode())])
+        authenticator.admit([(b"authorization", f"Bearer {secret}".encode())])
     except ApiError:
         return True
     return False
@@ -56,8 +56,8 @@ async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str
     code, out, err = await run("keys", "create", "--account", "ops", "--name", "root", "--admin", "-c", config)
     assert (code, err) == (0, "")
     secret = out.splitlines()[0]
-    async with watching_gatekeeper(url) as gatekeeper:
-        assert gatekeeper.admit_admin([(b"x-api-key", secret.encode())]).key_id == "root"
+    async with watching_authenticator(url) as authenticator:
+        assert authenticator.admit_admin([(b"x-api-key", secret.encode())]).key_id == "root"
     if url.startswith("sqlite:"):
         file = Path(url.removeprefix("sqlite:"))
         assert str(file) in out
@@ -67,7 +67,7 @@ async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str
 
 
 async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: str) -> None:
-    async with watching_gatekeeper(url) as gatekeeper:
+    async with watching_authenticator(url) as authenticator:
         code, out, err = await run(
             *("keys", "create", "-c", config, "--account", "bob", "--key-id", "bob-1", "--models", "small, Org/X"),
             *("--cap", "1000", "--window", "24h", "--rpm", "5", "--tpm", "6", "--concurrency", "7"),
@@ -80,7 +80,7 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
         assert created["window"] == {"kind": "rolling", "seconds": 86400}
         assert (created["hard_cap"], created["requests_per_minute"], created["tokens_per_minute"]) == (1000, 5, 6)
         assert created["expires_at"] - created["created_at"] == pytest.approx(30 * 86400, abs=60)
-        await eventually(lambda: not is_rejected(gatekeeper, secret))
+        await eventually(lambda: not is_rejected(authenticator, secret))
 
         code, out, err = await run("keys", "list", "-c", config, "--json")
         listed = json.loads(out)
@@ -90,7 +90,7 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
 
         code, out, err = await run("keys", "revoke", "bob-1", "-c", config)
         assert (code, err) == (0, "")
-        await eventually(lambda: is_rejected(gatekeeper, secret))
+        await eventually(lambda: is_rejected(authenticator, secret))
         code, out, _ = await run("keys", "list", "-c", config)
         assert out.splitlines()[2].split()[-1] == "revoked"
         assert secret not in out

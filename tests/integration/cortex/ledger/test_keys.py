@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from cortex.postgres import Postgres
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.key import digest_of
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger import keys
@@ -151,13 +151,13 @@ async def test_durable_transaction_commits_synchronously_on_postgres(postgres: P
 
 
 async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None:
-    gatekeepers = [Gatekeeper(True, clock=lambda: 1000.0) for _ in range(3)]
+    authenticators = [Authenticator(True, clock=lambda: 1000.0) for _ in range(3)]
     _, first_secret = await store.create(FULL)
 
     def admitted(secret: SecretStr) -> list[Principal | None]:
-        return [_admitted(keeper, secret.get_secret_value()) for keeper in gatekeepers]
+        return [_admitted(authenticator, secret.get_secret_value()) for authenticator in authenticators]
 
-    async with _watching(url, gatekeepers[0]), _watching(url, gatekeepers[1]), _watching(url, gatekeepers[2]):
+    async with _watching(url, authenticators[0]), _watching(url, authenticators[1]), _watching(url, authenticators[2]):
         assert admitted(first_secret) == [FULL] * 3
         _, secret = await store.create(BARE)
         await eventually(lambda: admitted(secret) == [BARE] * 3)
@@ -174,7 +174,7 @@ async def test_known_keys_are_accepted_while_the_database_is_away(
     monkeypatch.setattr(keys, "POLL_SECS", 0.001)
     database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
     await database.migrate()
-    keyring = Keyring(KeyStore(database), Gatekeeper(True))
+    keyring = Keyring(KeyStore(database), Authenticator(True))
     _, secret = await keyring.store.create(BARE)
     _, other = await keyring.store.create(replace(BARE, key_id="other"))
     try:
@@ -182,10 +182,10 @@ async def test_known_keys_are_accepted_while_the_database_is_away(
             await database.execute("ALTER TABLE key_changes RENAME TO gone")
             await eventually(lambda: "changes of keys cannot be read" in caplog.text)
             await asyncio.sleep(0.05)  # several polls
-            assert _admitted(keyring.gatekeeper, secret.get_secret_value()) == BARE
+            assert _admitted(keyring.authenticator, secret.get_secret_value()) == BARE
             await database.execute("ALTER TABLE gone RENAME TO key_changes")
             await keyring.store.revoke("other")
-            await eventually(lambda: _admitted(keyring.gatekeeper, other.get_secret_value()) is None)
+            await eventually(lambda: _admitted(keyring.authenticator, other.get_secret_value()) is None)
             assert caplog.text.count("changes of keys") == 1
     finally:
         await database.close()
@@ -205,19 +205,19 @@ def test_secrets_never_enter_the_database(tmp_path: Path) -> None:
     assert secret.get_secret_value()[:9].encode() not in stored
 
 
-def _admitted(keeper: Gatekeeper, secret: str) -> Principal | None:
+def _admitted(authenticator: Authenticator, secret: str) -> Principal | None:
     try:
-        return keeper.admit([(b"x-api-key", secret.encode())])
+        return authenticator.admit([(b"x-api-key", secret.encode())])
     except ApiError:
         return None
 
 
 @asynccontextmanager
-async def _watching(url: str, gatekeeper: Gatekeeper) -> AsyncIterator[None]:
-    """Run a keyring with its own database connection, which updates `gatekeeper` as a gateway does."""
+async def _watching(url: str, authenticator: Authenticator) -> AsyncIterator[None]:
+    """Run a keyring with its own database connection, which updates `authenticator` as a gateway does."""
     database = await open_database(url)
     try:
-        async with Keyring(KeyStore(database), gatekeeper).watching():
+        async with Keyring(KeyStore(database), authenticator).watching():
             yield
     finally:
         await database.close()

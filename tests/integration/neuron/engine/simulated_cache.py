@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
-from helexa.neuron.engine.sampling.step_sampler import Refused
+from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.step.step_output import StepOutput
@@ -74,7 +74,7 @@ class SimulatedStep:
 
     tokens: list[int]
 
-    def read(self, refused: Refused) -> StepOutput:
+    def read(self, rejection_masks: RejectionMasks) -> StepOutput:
         """Return the sampled tokens."""
         return StepOutput(self.tokens)
 

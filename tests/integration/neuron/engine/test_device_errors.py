@@ -7,7 +7,7 @@ import torch
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.debug_fault import Fault, Faults
-from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.execution.device_errors import OutOfMemoryCounter, is_device_fault, is_out_of_memory
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -46,7 +46,7 @@ def test_cyclic_chain_of_errors_is_classified():
 
 
 def test_third_strike_in_a_row_is_too_many():
-    strikes = Strikes()
+    strikes = OutOfMemoryCounter()
     assert [strikes.strike(), strikes.strike()] == [False, False]
     strikes.reset()
     assert [strikes.strike(), strikes.strike(), strikes.strike()] == [False, False, True]

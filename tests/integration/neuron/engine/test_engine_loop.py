@@ -26,7 +26,7 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine.loop import Engine
-from helexa.neuron.engine.sampling.step_sampler import Refused
+from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.step.step_input import Float32
 from helexa.neuron.engine.step.step_output import StepOutput
@@ -77,7 +77,7 @@ class Computed:
 
     outcome: StepOutput
 
-    def read(self, refused: Refused) -> StepOutput:
+    def read(self, rejection_masks: RejectionMasks) -> StepOutput:
         return self.outcome
 
 

@@ -20,7 +20,7 @@ from scheduler_runs import GREEDY
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
+from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar.limits import PARSER_LIMITS
@@ -119,9 +119,9 @@ def sequence(number: int, grammar: str) -> Sequence:
     return Sequence(Generate(id=number, prompt=[1], max_tokens=9, sampling=GREEDY, grammar=grammar))
 
 
-def fetched(grammars: Grammars, count: int) -> list[tuple[int, Failure | None]]:
+def fetched(grammars: Grammars, count: int) -> list[tuple[int, GrammarFailure | None]]:
     """Return ids and failures of the next `count` compiled sequences, in order of completion."""
-    compiled: list[tuple[int, Failure | None]] = []
+    compiled: list[tuple[int, GrammarFailure | None]] = []
     while len(compiled) < count:
         assert select.select([grammars], [], [], 60)[0]
         compiled += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
@@ -139,19 +139,19 @@ def test_matcher_at_a_limit_does_not_fail_later_matchers(
         new = sequence(number, states)
         grammars.begin(new)
         assert fetched(grammars, 1) == [(number, None)]
-        assert new.guide is not None
-        return new.guide
+        assert new.matcher is not None
+        return new.matcher
 
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         exhausted, draw = guide_of(0), random.Random(1)
         for _ in range(500):
             exhausted.advance(draw.choice(letters))
-            exhausted.refused((forbidden,), ())
+            exhausted.rejection_masks((forbidden,), ())
         assert "too many states" in exhausted.error
         later = guide_of(1)
         for letter in letters:
             later.advance(letter)
-            assert later.refused((forbidden,), ())
+            assert later.rejection_masks((forbidden,), ())
         assert later.error == ""
 
 

@@ -26,7 +26,7 @@ from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.token_masks import refused
+from helexa.neuron.engine.scheduling.token_masks import rejection_masks
 from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference import ReferenceOps
 
@@ -68,7 +68,7 @@ class RandomModel:
         if not rows:
             return []
         logits = torch.stack([_logits((*sequence.tokens, *drafts)) for sequence, drafts in rows])
-        return launch(OPS, logits, sampling_of(rows)).read(partial(refused, plan))
+        return launch(OPS, logits, sampling_of(rows)).read(partial(rejection_masks, plan))
 
 
 def _logits(tokens: tuple[int, ...]) -> torch.Tensor:
@@ -93,8 +93,8 @@ def complete(
     for message in requests:
         matcher = LLMatcher(tokenizer, message.grammar, log_level=0) if message.grammar else None
         assert matcher is None or not matcher.is_error(), matcher.get_error()
-        guide = None if matcher is None else GrammarMatcher(matcher)
-        assert scheduler.add(Sequence(message, guide=guide)) is None
+        grammar_matcher = None if matcher is None else GrammarMatcher(matcher)
+        assert scheduler.add(Sequence(message, matcher=grammar_matcher)) is None
     return run(scheduler)
 
 
@@ -184,7 +184,7 @@ def test_rejections_after_drafts_keep_the_matcher_state(tokenizer: LLTokenizer) 
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favourite_colour":"red"}')
-    guide, plain = GrammarMatcher(grammar.deep_copy()), grammar.deep_copy()
+    grammar_matcher, plain = GrammarMatcher(grammar.deep_copy()), grammar.deep_copy()
     expected = []
     for token in tokens:
         expected.append(np.frombuffer(plain.compute_bitmask(), dtype=np.uint8))
@@ -194,35 +194,35 @@ def test_rejections_after_drafts_keep_the_matcher_state(tokenizer: LLTokenizer) 
         wrong = rng.randint(0, len(drafts))
         chosen = [*drafts, END]
         chosen[wrong] = 5000  # a token that only the name may contain
-        masks = guide.refused(chosen, drafts)
+        masks = grammar_matcher.rejection_masks(chosen, drafts)
         if at + wrong < len(tokens):
             barred = not np.unpackbits(expected[at + wrong], bitorder="little")[5000]
             assert masks.keys() == (
                 {wrong, len(drafts)} if barred and at + len(drafts) < len(tokens) else {wrong} if barred else set()
             )
         assert all((mask == expected[at + row]).all() for row, mask in masks.items())
-        guide.advance(token)
-    assert guide.ended
-    assert not guide.error
+        grammar_matcher.advance(token)
+    assert grammar_matcher.ended
+    assert not grammar_matcher.error
 
 
 def test_only_masked_tokens_are_rejected(tokenizer: LLTokenizer) -> None:
     rng = random.Random(2)
     for grammar in (JSON, DIGITS, COLOUR, LLMatcher.grammar_from_lark("start: /[a-z]*/ <|im_end|>")):
-        guide, plain = GrammarMatcher(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
+        grammar_matcher, plain = GrammarMatcher(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
         for _ in range(20):
-            if guide.ended:
+            if grammar_matcher.ended:
                 break
             mask = np.frombuffer(plain.compute_bitmask(), dtype=np.uint8)
             bits = np.unpackbits(mask, bitorder="little")[:WIDTH]
             for token in (*rng.sample(range(WIDTH), 200), *rng.choices(np.flatnonzero(bits).tolist(), k=20), END):
-                masks = guide.refused([token], ())
+                masks = grammar_matcher.rejection_masks([token], ())
                 assert [*masks] == [0][bits[token] :], token
                 assert all((actual == mask).all() for actual in masks.values())
             token = int(rng.choice(np.flatnonzero(bits)))
-            guide.advance(token)
+            grammar_matcher.advance(token)
             assert plain.consume_token(token)
-        assert not guide.error
+        assert not grammar_matcher.error
 
 
 def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTokenizer) -> None:
@@ -232,33 +232,37 @@ def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTo
     logits[allowed] = weights.log()
     logits[5000] = weights.sum().log()  # half of the drawn tokens are rejected
     counts = torch.zeros(WIDTH)
-    guide = GrammarMatcher(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
+    grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
     draws = 4000
     for seed in range(draws):
-        sequence = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
+        sequence = Sequence(
+            request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), matcher=grammar_matcher
+        )
         plan = [PlanEntry(sequence, len(sequence.tokens))]
-        counts[launch(OPS, logits[None].clone(), sampling_of([(sequence, ())])).read(partial(refused, plan))] += 1
+        counts[
+            launch(OPS, logits[None].clone(), sampling_of([(sequence, ())])).read(partial(rejection_masks, plan))
+        ] += 1
     shares = weights / weights.sum()
     assert counts[allowed].sum() == draws
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()
 
 
 def test_drafted_end_token_is_rolled_back(tokenizer: LLTokenizer) -> None:
-    guide = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
+    grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
-        guide.advance(token)
-    assert guide.refused([END, END, END], [END, END]) == {}
-    assert not guide.ended
-    guide.advance(tokenizer.tokenize_str("4")[0])
-    assert not guide.error
+        grammar_matcher.advance(token)
+    assert grammar_matcher.rejection_masks([END, END, END], [END, END]) == {}
+    assert not grammar_matcher.ended
+    grammar_matcher.advance(tokenizer.tokenize_str("4")[0])
+    assert not grammar_matcher.error
 
 
 def test_disallowed_token_fails_only_its_sequence(
     tokenizer: LLTokenizer,
 ) -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
-    guide = GrammarMatcher(LLMatcher(tokenizer, DIGITS, log_level=0))
-    scheduler.add(Sequence(request(0, DIGITS), guide=guide))
+    grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, DIGITS, log_level=0))
+    scheduler.add(Sequence(request(0, DIGITS), matcher=grammar_matcher))
     scheduler.add(Sequence(request(1, "", max_tokens=2)))
     plan = scheduler.plan()
     first = scheduler.commit(plan, [5000] * 2)
@@ -291,7 +295,7 @@ class RecordingDrafter(Drafter):
 def test_forced_drafts_are_bounded_and_not_learned(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
-    sequence = Sequence(request(0, grammar, max_tokens=400), guide=GrammarMatcher(LLMatcher(tokenizer, grammar)))
+    sequence = Sequence(request(0, grammar, max_tokens=400), matcher=GrammarMatcher(LLMatcher(tokenizer, grammar)))
     sequence.drafter = RecordingDrafter(sequence.tokens)
     scheduler.add(sequence)
     model = RandomModel(scheduler)
@@ -329,17 +333,17 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
 def test_matcher_error_in_rejected_drafts_is_ignored(tokenizer: LLTokenizer, ahead: int) -> None:
     matcher, most, many, last = narrow(tokenizer)
     fitting, filled = GrammarMatcher(matcher), GrammarMatcher(matcher)
-    for guide in (fitting, filled):
+    for grammar_matcher in (fitting, filled):
         for _ in range(most - ahead):
-            guide.advance(many)
+            grammar_matcher.advance(many)
     drafts = (many,) * 5
     fitting.fitting(drafts)
-    filled.refused((*drafts, many), drafts)
+    filled.rejection_masks((*drafts, many), drafts)
     assert filled.ahead <= ahead
-    for guide in (fitting, filled):
-        assert not guide.error
-        guide.advance(last)
-        assert (guide.error, guide.ended) == ("", True)
+    for grammar_matcher in (fitting, filled):
+        assert not grammar_matcher.error
+        grammar_matcher.advance(last)
+        assert (grammar_matcher.error, grammar_matcher.ended) == ("", True)
 
 
 def test_matcher_error_is_the_same_with_and_without_drafts(tokenizer: LLTokenizer) -> None:
@@ -349,7 +353,7 @@ def test_matcher_error_is_the_same_with_and_without_drafts(tokenizer: LLTokenize
     for speculation in (False, True):
         scheduler = Scheduler(EngineOptions(speculation=speculation), PagePool(100, 4))
         scheduler.add(
-            Sequence(request(0, AMBIGUOUS, prompt=[5, *[many] * 20], sampling=eager), guide=GrammarMatcher(matcher))
+            Sequence(request(0, AMBIGUOUS, prompt=[5, *[many] * 20], sampling=eager), matcher=GrammarMatcher(matcher))
         )
         (outputs,) = run(scheduler).values()
         assert (outputs[-1].finish, outputs[-1].bad_grammar) == ("error", True)
@@ -362,8 +366,8 @@ def test_slow_grammar_fails_only_its_sequence(tokenizer: LLTokenizer) -> None:
     seconds = itertools.count()
     slow = GrammarMatcher(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
-    scheduler.add(Sequence(request(0, JSON), guide=slow))
-    scheduler.add(Sequence(request(1, JSON, max_tokens=30), guide=GrammarMatcher(LLMatcher(tokenizer, JSON))))
+    scheduler.add(Sequence(request(0, JSON), matcher=slow))
+    scheduler.add(Sequence(request(1, JSON, max_tokens=30), matcher=GrammarMatcher(LLMatcher(tokenizer, JSON))))
     outputs = run(scheduler)
     assert outputs[0][-1].bad_grammar
     assert "too long" in (outputs[0][-1].error or "")
@@ -379,9 +383,16 @@ def test_end_token_not_marked_special_is_not_allowed_in_text(tmp_path: Path) -> 
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     end = len(letters) - 1
-    guide = GrammarMatcher(LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"')))
+    grammar_matcher = GrammarMatcher(
+        LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"'))
+    )
     allowed: list[tuple[bool, bool]] = []
     for letter in '"<"':
-        guide.advance(letters.index(letter))
-        allowed.append((not guide.refused([letters.index("<")], ()), not guide.refused([end], ())))
+        grammar_matcher.advance(letters.index(letter))
+        allowed.append(
+            (
+                not grammar_matcher.rejection_masks([letters.index("<")], ()),
+                not grammar_matcher.rejection_masks([end], ()),
+            )
+        )
     assert allowed == [(True, False), (True, False), (True, True)], "the end is allowed after the closing quote"

@@ -11,7 +11,7 @@ from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, Mask
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.random_walks import byte_level
 from nightly import cases
@@ -42,15 +42,15 @@ class Walk:
         self._width = tokenizer.vocab_size
         self._initial = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
         assert not self._initial.is_error(), self._initial.get_error()
-        self.guide = GrammarMatcher(self._initial)
+        self.matcher = GrammarMatcher(self._initial)
 
     def run(self) -> None:
         """Walk until the grammar ends; check the matcher after every step."""
-        while len(self.output) < LENGTH and not self.guide.ended:
+        while len(self.output) < LENGTH and not self.matcher.ended:
             self._step()
-            assert not self.guide.error, f"{self.guide.error} after {self.output}"
+            assert not self.matcher.error, f"{self.matcher.error} after {self.output}"
             fresh = self._fresh()
-            assert self.guide.ended == fresh.is_stopped(), self.output
+            assert self.matcher.ended == fresh.is_stopped(), self.output
             if not fresh.is_stopped():
                 self._compare(np.frombuffer(fresh.compute_bitmask(), dtype=np.uint8))
 
@@ -58,37 +58,37 @@ class Walk:
         drafts = self._drafts()
         wrong = self._rng.choice([len(drafts), self._rng.randint(0, len(drafts))])
         chosen = [*drafts[:wrong], *self._rng.choices(range(self._width), k=len(drafts) - wrong + 1)]
-        for row, mask in self.guide.refused(chosen, drafts).items():
+        for row, mask in self.matcher.rejection_masks(chosen, drafts).items():
             chosen[row] = self._any_of(mask)
         accepted = 0
-        while accepted < self.guide.ahead and chosen[accepted] == drafts[accepted]:
+        while accepted < self.matcher.ahead and chosen[accepted] == drafts[accepted]:
             accepted += 1
         for token in chosen[: accepted + 1]:
-            self.guide.advance(token)
+            self.matcher.advance(token)
             self.output.append(token)
-            if self.guide.ended:
+            if self.matcher.ended:
                 break
 
     def _drafts(self) -> tuple[int, ...]:
         """Return drafts: none for the first token, else the forced tokens or a random continuation."""
         if not self.output or self._rng.random() < 0.2:
             return ()
-        if forced := self.guide.forced(self._rng.randint(1, MOST_DRAFTS)):
+        if forced := self.matcher.forced(self._rng.randint(1, MOST_DRAFTS)):
             return forced
         ahead, drafts = self._fresh(), list[int]()
         while len(drafts) < MOST_DRAFTS and not ahead.is_stopped():
             drafts.append(self._any_of(np.frombuffer(ahead.compute_bitmask(), dtype=np.uint8)))
             ahead.consume_token(drafts[-1])
-        return self.guide.fitting(tuple(drafts[: self._rng.randint(0, len(drafts))]))
+        return self.matcher.fitting(tuple(drafts[: self._rng.randint(0, len(drafts))]))
 
     def _compare(self, expected: Mask) -> None:
         """Check that the matcher's mask is `expected`."""
         barred = [token for token in self._rng.choices(range(self._width), k=20) if not _has(expected, token)]
         if barred:
-            masks = self.guide.refused(barred[:1], ())
+            masks = self.matcher.rejection_masks(barred[:1], ())
             assert masks.keys() == {0}
             assert (masks[0] == expected).all(), self.output
-        assert self.guide.refused([self._any_of(expected)], ()) == {}
+        assert self.matcher.rejection_masks([self._any_of(expected)], ()) == {}
 
     def _fresh(self) -> LLMatcher:
         matcher = self._initial.deep_copy()
@@ -111,21 +111,21 @@ def test_matcher_equals_a_fresh_matcher_after_any_drafts(model: str, request: py
     known = ModelText.open(path).tokenizer
     tokenizer = read_vocabulary(path, known.vocab_size)
     ended = 0
-    for family in FAMILIES:
+    for format_name in TOOL_CALL_FORMATS:
         grammars = [
-            for_tools(family, TOOLS, "required", parallel, token_id=known.token_id) for parallel in (True, False)
+            for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id) for parallel in (True, False)
         ]
         for seed in range(WALKS):
             walk = Walk(tokenizer, grammars[seed % 2], seed)
             walk.run()
-            ended += walk.guide.ended
-    assert ended > len(FAMILIES) * WALKS / 3
+            ended += walk.matcher.ended
+    assert ended > len(TOOL_CALL_FORMATS) * WALKS / 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_matcher_with_marker_tokens_equals_a_fresh_matcher(family: str) -> None:
-    known = byte_level(sorted(FAMILIES[family].markers))
+@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
+def test_matcher_with_marker_tokens_equals_a_fresh_matcher(format_name: str) -> None:
+    known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
     for parallel in (True, False):
-        grammar = for_tools(family, TOOLS, "required", parallel, token_id=known.token_id)
+        grammar = for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id)
         for seed in range(10 * WALKS):
             Walk(known.tokenizer, grammar, seed).run()

@@ -22,7 +22,7 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
-from helexa.neuron.ops.choice import Choice
+from helexa.neuron.ops.choice import KernelChoice
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu.step_graphs import CudaCapture
 from tiny_models import tiny_model
@@ -49,7 +49,7 @@ def expected(model: Path) -> list[list[int]]:
 
 def tabled(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "choose", lambda *a, **k: Choice(TabledOps(CPU, torch.float32), "ops under test"))
+        patch.setattr(device, "choose", lambda *a, **k: KernelChoice(TabledOps(CPU, torch.float32), "ops under test"))
         return load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 from neuron.tensor_memory import tensor_bytes
 from tiny_models import tiny_model
@@ -64,7 +65,7 @@ class UnreadableCheckpoint:
         self.config, self.total_bytes = checkpoint.config, checkpoint.total_bytes
         self.names, self.shape, self.on_meta = checkpoint.names, checkpoint.shape, checkpoint.on_meta
 
-    def read(self, name: str, index: int | None = None) -> Tensor:
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Tensor:
         raise AssertionError(f"{name} was read")
 
 

@@ -13,7 +13,7 @@ from helexa.neuron.engine.loading import device
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_measurement import largest, measured, measured_on_device
-from helexa.neuron.ops.choice import Choice
+from helexa.neuron.ops.choice import KernelChoice
 from helexa.neuron.ops.constants import PAGE_SIZE
 from neuron.memory_requests import MIB, needs
 from tiny_models import tiny_model
@@ -78,7 +78,7 @@ def test_runner_measures_the_largest_steps_before_the_cache(tmp_path: Path, monk
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
     tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
     monkeypatch.setattr(
-        device, "choose", lambda *a, **k: Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
+        device, "choose", lambda *a, **k: KernelChoice(TabledOps(torch.device("cpu"), torch.float32), "small")
     )
     options = EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100)
     runner = load_once(tmp_path, options)

@@ -16,7 +16,7 @@ from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_su
 from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.kv_cache.state_pool import StatePool
-from helexa.neuron.engine.sampling.step_sampler import Refused
+from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
@@ -75,7 +75,7 @@ class SimulatedRunner(SimulatedCache):
 class LateFailure(SimulatedStep):
     """A step whose failure is noticed when it is read."""
 
-    def read(self, refused: Refused) -> StepOutput:
+    def read(self, rejection_masks: RejectionMasks) -> StepOutput:
         raise ValueError("simulated failure")
 
 

@@ -8,7 +8,7 @@ import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows, sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.sampling.step_sampler import Refused, launch, uniforms
+from helexa.neuron.engine.sampling.step_sampler import RejectionMasks, launch, uniforms
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import NON_FINITE
@@ -19,8 +19,8 @@ VOCABULARY = 1000
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 
 
-def sample(logits: torch.Tensor, rows: list[Row], refused: Refused | None = None) -> list[int]:
-    return launch(OPS, logits, sampling_of(rows)).read(refused)
+def sample(logits: torch.Tensor, rows: list[Row], rejection_masks: RejectionMasks | None = None) -> list[int]:
+    return launch(OPS, logits, sampling_of(rows)).read(rejection_masks)
 
 
 def row(

@@ -105,14 +105,14 @@ def test_cancel_frees_pages() -> None:
 
 def test_rejections_have_a_reason() -> None:
     scheduler = Scheduler(options(max_waiting=1), PagePool(2, 4))
-    refusal = scheduler.add(sequence(1, 8))
-    assert refusal is not None
-    assert refusal.finish == "error"
-    assert "needs 3 KV pages, the cache has 2" in str(refusal.error)
+    rejection = scheduler.add(sequence(1, 8))
+    assert rejection is not None
+    assert rejection.finish == "error"
+    assert "needs 3 KV pages, the cache has 2" in str(rejection.error)
     assert scheduler.add(sequence(2, 3)) is None
-    refusal = scheduler.add(sequence(3, 3))
-    assert refusal is not None
-    assert str(refusal.error).startswith("overloaded")
+    rejection = scheduler.add(sequence(3, 3))
+    assert rejection is not None
+    assert str(rejection.error).startswith("overloaded")
 
 
 def test_sequence_ends_at_the_context_limit() -> None:

@@ -141,13 +141,13 @@ class VirtualHour:
         """Yield the tokens of repetitive text, for which most drafts are right."""
         sequence = entry.sequence
         known = [*sequence.tokens[-12:], *entry.drafts]
-        if isinstance(sequence.guide, SimulatedMatcher):
-            sequence.guide.ahead = self._chance.randint(0, len(entry.drafts))
+        if isinstance(sequence.matcher, SimulatedMatcher):
+            sequence.matcher.ahead = self._chance.randint(0, len(entry.drafts))
         for draft in range(len(entry.drafts) + 1):
             tokens = known[: len(known) - len(entry.drafts) + draft]
             token = tokens[-9 % len(tokens)] if sum(tokens[-3:]) % 7 else 10 + sum(tokens) % 40
-            if isinstance(sequence.guide, SimulatedMatcher):
-                token = sequence.guide.allowed(sequence.guide.position + draft, token)
+            if isinstance(sequence.matcher, SimulatedMatcher):
+                token = sequence.matcher.allowed(sequence.matcher.position + draft, token)
             yield NON_FINITE if NOT_FINITE in sequence.tokens else token
 
     def _arrivals(self) -> Iterator[tuple[float, Sequence]]:
@@ -177,6 +177,6 @@ class VirtualHour:
             if 0.05 < kind < 0.1:
                 sequence.pooled = PooledVector("mean", len(prompt))
             elif request.grammar:
-                sequence.guide = SimulatedMatcher(chance.randrange(2, 60), fails=kind < 0.12)
+                sequence.matcher = SimulatedMatcher(chance.randrange(2, 60), fails=kind < 0.12)
             yield at, sequence
             number += 1

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from helexa.acp.providers.markers import Body, MarkerParser, Text, Thought
+from helexa.acp.providers.markers import MarkerParser, Text, Thought, UnparsedCall
 
 
 def parse(chunks, *, fences=False):
@@ -13,7 +13,7 @@ def parse(chunks, *, fences=False):
     segments = [segment for chunk in chunks for segment in parser.feed(chunk)] + parser.finish()
     joined = []
     for kind, items in itertools.groupby(segments, type):
-        if kind is Body:
+        if kind is UnparsedCall:
             joined.extend((kind, segment.text, segment.closed) for segment in items)
         else:
             joined.append((kind, "".join(segment.text for segment in items)))
@@ -27,21 +27,21 @@ ANSWERS = {
     "a thought is not in the middle": ("a <think> b", [(Text, "a <think> b")]),
     "calls": (
         'I look.\n<tool_call>\n{"name": "a"}\n</tool_call>\n<tool_call>{"b": "<x>"}</tool_call>\n',
-        [(Text, "I look.\n"), (Body, '\n{"name": "a"}\n', True), (Body, '{"b": "<x>"}', True)],
+        [(Text, "I look.\n"), (UnparsedCall, '\n{"name": "a"}\n', True), (UnparsedCall, '{"b": "<x>"}', True)],
     ),
     "markup": (
         "<tool_call><function=read><parameter=path>\nä.py\n</parameter></function></tool_call>ok",
-        [(Body, "<function=read><parameter=path>\nä.py\n</parameter></function>", True), (Text, "ok")],
+        [(UnparsedCall, "<function=read><parameter=path>\nä.py\n</parameter></function>", True), (Text, "ok")],
     ),
     "markup without the first tag": (
         "go <function=read><parameter=p>x</parameter></function> on",
-        [(Text, "go "), (Body, "<function=read><parameter=p>x</parameter></function>", True), (Text, "on")],
+        [(Text, "go "), (UnparsedCall, "<function=read><parameter=p>x</parameter></function>", True), (Text, "on")],
     ),
-    "unterminated": ('x<tool_call>{"name": </tool', [(Text, "x"), (Body, '{"name": </tool', False)]),
+    "unterminated": ('x<tool_call>{"name": </tool', [(Text, "x"), (UnparsedCall, '{"name": </tool', False)]),
     "the beginning of a tag at the end": ("a < b <tool_cal", [(Text, "a < b <tool_cal")]),
     "thought, call, thought": (
         "<think>1</think><tool_call>2</tool_call><think>3</think>4",
-        [(Thought, "1"), (Body, "2", True), (Thought, "3"), (Text, "4")],
+        [(Thought, "1"), (UnparsedCall, "2", True), (Thought, "3"), (Text, "4")],
     ),
 }
 
@@ -65,14 +65,14 @@ def test_text_is_returned_as_soon_as_possible():
 
 def test_call_in_code_block_is_text_with_fences():
     answer = "So:\n```\n<tool_call>1</tool_call>\n```\n<tool_call>2</tool_call>"
-    quoted = [(Text, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (Body, "2", True)]
+    quoted = [(Text, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (UnparsedCall, "2", True)]
     assert parse([answer], fences=True) == parse(answer, fences=True) == quoted
-    assert [kind for kind, *_ in parse(answer)] == [Text, Body, Text, Body]
+    assert [kind for kind, *_ in parse(answer)] == [Text, UnparsedCall, Text, UnparsedCall]
 
 
 @pytest.mark.parametrize("answer", ["<tool_call>oops", "<function=a>", "<tool_call>x</tool_call>"])
 def test_body_keeps_the_verbatim_call(answer):
     parser = MarkerParser(fences=False)
     (body,) = parser.feed(answer) + parser.finish()
-    assert isinstance(body, Body)
+    assert isinstance(body, UnparsedCall)
     assert body.verbatim == answer

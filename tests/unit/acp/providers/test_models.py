@@ -149,7 +149,7 @@ async def test_auto_probes_the_wire_api(routes, path):
         endpoint.routes = routes
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
         provider = await models.provider(ModelChoice("e", "m"))
-        assert provider._wire.path == path
+        assert provider._api_format.path == path
         assert await models.provider(ModelChoice("e", "n")) is provider
         await models.close()
 

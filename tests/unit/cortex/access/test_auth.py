@@ -1,4 +1,4 @@
-"""The gatekeeper, without sockets and with a fixed clock: accepted and rejected keys."""
+"""The authenticator, without sockets and with a fixed clock: accepted and rejected keys."""
 
 import dataclasses
 import logging
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
-from helexa.cortex.access.auth import Gatekeeper, allows, authorise, shown_secret
+from helexa.cortex.access.auth import Authenticator, allows, authorise, shown_secret
 from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of, hint_of, new_secret, static_keys
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.config import EntitlementsSection
@@ -25,9 +25,9 @@ def key(principal: Principal, secret: bytes, **fields: Any) -> Key:
     return Key(principal, digest_of(secret), **fields)
 
 
-def gatekeeper(*, require_auth: bool = True, now: float = 100.0) -> Gatekeeper:
-    keeper = Gatekeeper(require_auth, [key(ALICE, b"alice's")], lambda: now)
-    keeper.replace(
+def new_authenticator(*, require_auth: bool = True, now: float = 100.0) -> Authenticator:
+    authenticator = Authenticator(require_auth, [key(ALICE, b"alice's")], lambda: now)
+    authenticator.replace(
         [
             key(ROOT, b"root's"),
             key(Principal("bob", "bob"), b"bob's", revoked_at=5.0),
@@ -35,16 +35,16 @@ def gatekeeper(*, require_auth: bool = True, now: float = 100.0) -> Gatekeeper:
             key(Principal("dan", "dan", expires_at=100.1), b"dan's"),
         ]
     )
-    return keeper
+    return authenticator
 
 
 def bearer(secret: bytes) -> list[tuple[bytes, bytes]]:
     return [(b"host", b"h"), (b"authorization", b"Bearer " + secret)]
 
 
-def error_of(keeper: Gatekeeper, headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None, str, str]:
+def error_of(authenticator: Authenticator, headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None, str, str]:
     with pytest.raises(ApiError) as caught:
-        keeper.admit(headers)
+        authenticator.admit(headers)
     return caught.value.status, caught.value.code, caught.value.type, str(caught.value)
 
 
@@ -67,8 +67,8 @@ MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
     ],
 )
 def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
-    assert error_of(gatekeeper(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
-    assert gatekeeper(require_auth=False).admit(headers) is None
+    assert error_of(new_authenticator(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
+    assert new_authenticator(require_auth=False).admit(headers) is None
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
@@ -84,47 +84,47 @@ def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], 
     ],
 )
 def test_known_key_returns_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
-    assert gatekeeper(require_auth=require_auth).admit(headers) is ALICE
+    assert new_authenticator(require_auth=require_auth).admit(headers) is ALICE
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
 def test_revoked_or_expired_key_is_rejected(require_auth: bool) -> None:
-    keeper = gatekeeper(require_auth=require_auth)
-    assert error_of(keeper, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
-    assert error_of(keeper, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
-    assert keeper.admit(bearer(b"dan's")) is not None
+    authenticator = new_authenticator(require_auth=require_auth)
+    assert error_of(authenticator, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
+    assert error_of(authenticator, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
+    assert authenticator.admit(bearer(b"dan's")) is not None
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
 def test_two_different_keys_are_rejected(require_auth: bool) -> None:
     for headers in ([*bearer(b"alice's"), (b"x-api-key", b"root's")], [*bearer(b"alice's"), *bearer(b"other")]):
-        status, code, _, message = error_of(gatekeeper(require_auth=require_auth), headers)
+        status, code, _, message = error_of(new_authenticator(require_auth=require_auth), headers)
         assert (status, code) == (400, "conflicting_api_keys")
         assert "two different API keys" in message
 
 
 def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
-    keeper = gatekeeper()
-    assert keeper.admit(bearer(b"root's")) == ROOT
-    keeper.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
-    assert keeper.admit(bearer(b"x's")) is not None
-    assert keeper.admit(bearer(b"alice's")) is ALICE
-    assert error_of(keeper, bearer(b"root's"))[3] == "invalid API key"
+    authenticator = new_authenticator()
+    assert authenticator.admit(bearer(b"root's")) == ROOT
+    authenticator.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
+    assert authenticator.admit(bearer(b"x's")) is not None
+    assert authenticator.admit(bearer(b"alice's")) is ALICE
+    assert error_of(authenticator, bearer(b"root's"))[3] == "invalid API key"
 
 
 def test_overlong_secrets_are_rejected() -> None:
     endless = b"x" * (MAX_SECRET_BYTES + 1)
-    assert Gatekeeper(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
-    assert Gatekeeper(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
+    assert Authenticator(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
+    assert Authenticator(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
 
 
 def test_admin_api_requires_an_admin_key() -> None:
     for require_auth in (True, False):
-        keeper = gatekeeper(require_auth=require_auth)
-        assert keeper.admit_admin(bearer(b"root's")) == ROOT
+        authenticator = new_authenticator(require_auth=require_auth)
+        assert authenticator.admit_admin(bearer(b"root's")) == ROOT
         for headers, status in ((bearer(b"alice's"), 403), ([], 401), (bearer(b"unknown"), 401)):
             with pytest.raises(ApiError) as caught:
-                keeper.admit_admin(headers)
+                authenticator.admit_admin(headers)
             assert caught.value.status == status
 
 
@@ -145,7 +145,7 @@ def test_key_with_a_model_list_may_use_only_these_models() -> None:
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"accept"]), st.binary(max_size=40))))
 def test_arbitrary_headers_admit_no_principal(headers: list[tuple[bytes, bytes]]) -> None:
     try:
-        assert gatekeeper(require_auth=False).admit(headers) is None
+        assert new_authenticator(require_auth=False).admit(headers) is None
     except ApiError as error:
         assert error.status == 400
 
@@ -167,7 +167,7 @@ def test_new_secrets_are_random_and_never_printed(caplog: pytest.LogCaptureFixtu
     stored_key = key(ALICE, secret.get_secret_value().encode())
     assert stored_key.digest.hex() not in repr(stored_key) and repr(stored_key.digest) not in repr(stored_key)
     with caplog.at_level(logging.DEBUG):
-        gatekeeper(require_auth=False).admit(bearer(b"s3cret"))
+        new_authenticator(require_auth=False).admit(bearer(b"s3cret"))
     assert "s3cret" not in caplog.text
 
 

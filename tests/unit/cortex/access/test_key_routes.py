@@ -45,7 +45,7 @@ async def api(node: FakeNode) -> AsyncIterator[Api]:
 
 
 def admitted(api: Api, secret: str) -> Any:
-    return api.cortex.gateway.gatekeeper.admit([(b"x-api-key", secret.encode())])
+    return api.cortex.gateway.authenticator.admit([(b"x-api-key", secret.encode())])
 
 
 async def test_key_is_created_changed_and_revoked(api: Api) -> None:

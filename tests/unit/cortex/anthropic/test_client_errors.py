@@ -133,9 +133,9 @@ async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield cortex
 
 
-@pytest.mark.parametrize("refusal", [None, (500, "boom")])
-async def test_pings_are_sent_during_a_load(node: FakeNode, cold: Cortex, refusal: Any) -> None:
-    node.speak, node.load_refusal = streams(*STREAM), refusal
+@pytest.mark.parametrize("rejection", [None, (500, "boom")])
+async def test_pings_are_sent_during_a_load(node: FakeNode, cold: Cortex, rejection: Any) -> None:
+    node.speak, node.load_error = streams(*STREAM), rejection
     node.may_load.clear()
     ask = ASK | {"model": "Org/Cold", "stream": True}
     async with cold.client.post(f"{cold.url}/v1/messages", json=ask) as response:
@@ -144,7 +144,7 @@ async def test_pings_are_sent_during_a_load(node: FakeNode, cold: Cortex, refusa
             received += await response.content.readany()
         node.may_load.set()
         received += await response.read()
-    if refusal is None:
+    if rejection is None:
         assert [block.to_dict() for block in sse_events.message(received).content] == CONTENT
     else:
         assert "could not be loaded" in sse_events.failure(received)["message"]

@@ -82,14 +82,14 @@ async def test_images_and_tool_results_reach_the_node(node: FakeNode, client: an
     ]
     await client.messages.create(**ASK | {"messages": turns}, tools=TOOLS, stop_sequences=["END"])
     chat_request = json.loads(node.bodies[-1])
-    _, assistant, listing, picture, final_message = chat_request["messages"]
+    _, assistant, listing, image, final_message = chat_request["messages"]
     assert assistant["reasoning_content"] == "They greet."
     assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [
         {"command": "ls"},
         {"file_path": "/a"},
     ]
     assert listing == {"role": "tool", "tool_call_id": "call_1", "content": "a.txt"}
-    assert picture["content"][0]["image_url"]["url"] == "data:image/gif;base64,R0lGOD"
+    assert image["content"][0]["image_url"]["url"] == "data:image/gif;base64,R0lGOD"
     assert final_message == {"role": "user", "content": "What is it?"}
     assert chat_request["stop"] == ["END"]
 

@@ -17,7 +17,7 @@ RESET = 10.0
 def failed(times: int, now: float = 0.0, breaker: Breaker | None = None) -> Breaker:
     breaker = breaker or Breaker()
     for _ in range(times):
-        breaker = breaker.fault(now, 3, RESET)
+        breaker = breaker.failed(now, 3, RESET)
     return breaker
 
 
@@ -39,7 +39,7 @@ def test_one_probe_is_admitted_after_the_reset_time() -> None:
 def test_probe_closes_or_reopens_the_breaker() -> None:
     probing = failed(3).began(RESET)
     assert probing.ok(RESET).state(RESET) == "closed"
-    again = probing.fault(RESET, 3, RESET)
+    again = probing.failed(RESET, 3, RESET)
     assert again.state(2 * RESET - 0.01) == "open"
     assert again.state(2 * RESET) == "half-open"
     assert probing.ended().state(RESET) == "half-open"  # the probe's client disconnected: no result
@@ -53,7 +53,7 @@ def test_late_results_do_not_change_an_open_breaker() -> None:
 
 def test_pair_is_wary_briefly_after_a_fault_or_busy_response() -> None:
     breakers = Breakers(3, RESET)
-    breakers.fault(PAIR, 0.0)
+    breakers.failed(PAIR, 0.0)
     assert (breakers.wary(WARY_SECS / 2), breakers.changes_at(WARY_SECS / 2)) == ({PAIR}, WARY_SECS)
     assert breakers.wary(WARY_SECS) == frozenset()
     breakers.busy(PAIR, 5.0, 2.0)
@@ -87,7 +87,7 @@ def test_any_events_admit_one_probe_at_a_time_and_recover(events: Any, failures:
             probes = 0 if PAIR not in breakers.open(now) else probes
         elif move == "fault":
             consecutive_faults += 1
-            state = breakers.fault(PAIR, now)
+            state = breakers.failed(PAIR, now)
             probes = 0
             assert state == "open" or consecutive_faults < failures
         elif move == "busy":
@@ -117,9 +117,9 @@ def fleet_with(clock: Clock, **settings: Any) -> Fleet:
 def test_fleet_view_follows_the_breakers() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
-    fleet.transport_fault("n1", "M")
+    fleet.transport_failed("n1", "M")
     assert (fleet.view().open, fleet.view().wary) == (frozenset(), {PAIR})
-    fleet.transport_fault("n1", "M")
+    fleet.transport_failed("n1", "M")
     assert fleet.view().open == {PAIR}
     clock.now += RESET
     assert fleet.view().open == frozenset()
@@ -129,7 +129,7 @@ def test_fleet_view_follows_the_breakers() -> None:
     with fleet.request("n1", "M"):
         fleet.transport_ok("n1", "M")
         assert fleet.view().open == frozenset()
-    fleet.transport_fault("n1", "M")
+    fleet.transport_failed("n1", "M")
     assert fleet.view().open == frozenset()  # closed: two faults are needed again
 
 
@@ -145,12 +145,12 @@ def test_busy_time_is_bounded() -> None:
 def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1)
-    fleet.transport_fault("n1", "M")
-    fleet.transport_fault("nobody", "M")
+    fleet.transport_failed("n1", "M")
+    fleet.transport_failed("nobody", "M")
     assert fleet.view().open == {PAIR}
     fleet.answered("n1", Report(models={}), clock.now)
     assert fleet.view().open == frozenset()
-    fleet.transport_fault("n1", "M")
+    fleet.transport_failed("n1", "M")
     fleet.configure([])
     assert fleet.view().open == frozenset()
 
@@ -158,7 +158,7 @@ def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
 def test_breaker_resets_when_a_node_comes_back_up() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1)
-    fleet.transport_fault("n1", "M")
+    fleet.transport_failed("n1", "M")
     for _ in range(2):
         fleet.missed("n1", "slow")
     fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)

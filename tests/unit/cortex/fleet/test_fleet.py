@@ -266,7 +266,7 @@ def test_view_is_the_same_object_until_a_change(fleet: Fleet) -> None:
         lambda: fleet.loaded("n1", M, "http://n1"),
         lambda: fleet.unloaded("n1", "M"),
         lambda: fleet.cordon("n1", True),
-        lambda: fleet.transport_fault("n1", "M"),
+        lambda: fleet.transport_failed("n1", "M"),
         lambda: fleet.transport_ok("n1", "M"),
         lambda: fleet.busy("n1", "M"),
         lambda: fleet.configure([]),
@@ -301,7 +301,7 @@ def test_reconfiguration_keeps_the_state_of_remaining_nodes() -> None:
         fleet.missed("goes", "gone")
         fleet.loaded("goes", M, "http://goes")
         fleet.unloaded("goes", "M")
-        fleet.transport_fault("goes", "M")
+        fleet.transport_failed("goes", "M")
         fleet.transport_ok("goes", "M")
         fleet.busy("goes", "M")
     view = fleet.view()

@@ -86,7 +86,7 @@ async def test_drain_responds_when_the_node_is_empty(api: Api) -> None:
 
 async def test_node_list_shows_activity_and_no_secret(api: Api) -> None:
     for _ in range(3):
-        api.fleet.transport_fault("n1", "M")
+        api.fleet.transport_failed("n1", "M")
     with api.fleet.request("n1", "M"), api.fleet.load("n1", "New"), api.fleet.drain("n1", "Old"):
         [node] = await api.nodes()
     expected = {

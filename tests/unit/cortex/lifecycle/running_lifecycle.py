@@ -19,7 +19,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.routing.router import Warm
+from helexa.cortex.routing.router import WarmRoute
 
 SIZES = {"A": 6000, "B": 7000, "C": 3000, "Pinned": 6000}
 MODELS: list[dict[str, Any]] = [{"id": model, "vram_mb": size} for model, size in SIZES.items()]
@@ -42,7 +42,7 @@ class Stage:
     loaded: list[tuple[str, str]]
     evicted: list[tuple[str, str]]
 
-    def ask(self, model: str) -> asyncio.Task[Warm]:
+    def ask(self, model: str) -> asyncio.Task[WarmRoute]:
         return asyncio.create_task(self.lifecycle.serve(model, Waiter()))
 
     def holds(self, node: str) -> set[str]:

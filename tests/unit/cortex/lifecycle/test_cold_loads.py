@@ -55,7 +55,7 @@ async def test_loaded_model_is_served_before_the_next_poll(cold: Any, node: Fake
 
 
 async def test_already_loaded_response_is_a_success(cold: Any, node: FakeNode) -> None:
-    node.load_refusal = (400, {"error": "model 'Org/Cold' is already loaded"})
+    node.load_error = (400, {"error": "model 'Org/Cold' is already loaded"})
     assert (await cold.ask("cold"))[0] == 200
 
 
@@ -71,7 +71,7 @@ async def test_already_loaded_response_is_a_success(cold: Any, node: FakeNode) -
 async def test_failed_load_reports_its_reason(
     cold: Any, node: FakeNode, status: int, body: Any, reason: str, retry_after: str | None
 ) -> None:
-    node.load_refusal = (status, body)
+    node.load_error = (status, body)
     async with cold.client.post(f"{cold.url}/v1/chat/completions", json={"model": "cold"}) as response:
         assert response.status == 503
         assert response.headers.get("retry-after") == retry_after

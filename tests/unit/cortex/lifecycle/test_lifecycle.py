@@ -136,9 +136,9 @@ async def test_failed_load_is_retried_on_another_node_with_back_off() -> None:
         FakeNode("b").with_accelerator(8000, SIZES).serving() as b,
         stage(a, b) as s,
     ):
-        a.load_refusal = (500, {"error": "out of memory"})
+        a.load_error = (500, {"error": "out of memory"})
         assert (await s.ask("A")).node == "b"
-        b.load_refusal = (400, {"error": "no such file"})
+        b.load_error = (400, {"error": "no such file"})
         assert "on node 'a': out of memory" in str(await s.refused("B"))
         assert [len(node.loads) for node in (a, b)] == [2, 2]
         error = await s.refused("B")  # within the back-off: no node gets another load
@@ -148,7 +148,7 @@ async def test_failed_load_is_retried_on_another_node_with_back_off() -> None:
 
 async def test_permanent_load_failure_has_no_retry_after() -> None:
     async with one_card() as node, stage(node) as s:
-        node.load_refusal = (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}})
+        node.load_error = (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}})
         error = await s.refused("A")
         assert (error.status, error.retry_after) == (503, None)
         assert str(error) == "model 'A' could not be loaded on node 'n1': quant_not_found"
@@ -233,7 +233,7 @@ async def test_idle_models_are_unloaded_unless_pinned() -> None:
 
 async def test_rejected_unload_is_not_repeated_at_once() -> None:
     async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
-        node.unload_refusal = (500, {"error": "busy"})
+        node.unload_error = (500, {"error": "busy"})
         await eventually(lambda: node.unloads)
         for _ in range(20):
             await asyncio.sleep(0.01)
@@ -243,7 +243,7 @@ async def test_rejected_unload_is_not_repeated_at_once() -> None:
 
 async def test_rejected_eviction_fails_the_waiting_request() -> None:
     async with one_card("A") as node, stage(node) as s:
-        node.unload_refusal = (500, {"error": "busy"})
+        node.unload_error = (500, {"error": "busy"})
         assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
         assert s.holds("n1") == {"A"} and not s.lifecycle.snapshot().expected_free
 

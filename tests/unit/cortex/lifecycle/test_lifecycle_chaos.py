@@ -67,12 +67,12 @@ async def test_random_events_keep_memory_and_state_consistent(seed: int, monkeyp
             clients.append(asyncio.create_task(client(s, rng, nodes)))
             node = rng.choice(nodes)
             node.down = rng.random() < 0.1
-            node.load_refusal = (500, {"error": "out of memory"}) if rng.random() < 0.1 else None
+            node.load_error = (500, {"error": "out of memory"}) if rng.random() < 0.1 else None
             (node.may_load.clear if rng.random() < 0.1 else node.may_load.set)()
             assert all(node.free_mb() >= 0 for node in nodes)
             await asyncio.sleep(rng.uniform(0, 0.04))
         for node in nodes:
-            node.down, node.load_refusal = False, None
+            node.down, node.load_error = False, None
             node.may_load.set()
         outcomes = await asyncio.gather(*clients)
         watch.cancel()

@@ -18,8 +18,8 @@ from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
-from helexa.cortex.lifecycle.memory import READING_LAG_SECS, Change, MemoryBook, additional_mb
-from helexa.cortex.lifecycle.placement import Cold, Hold, place
+from helexa.cortex.lifecycle.memory_estimator import READING_LAG_SECS, MemoryChange, MemoryEstimator, additional_mb
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, place
 from helexa.cortex.lifecycle.swap_queue import decide
 
 NOW = 1000.0
@@ -40,6 +40,15 @@ def node(name: str, *models: str, gpus: Sequence[int] = (24000,), free: Sequence
         read_at=0.0 if free else None,
         **fields,
     )
+
+
+def with_ranks(node: Node, ranks: int, kinds: str = "") -> Node:
+    """Return the node with `max_tensor_parallel`, and with one letter per device as the device's name."""
+    assert node.discovery is not None
+    named = zip(node.discovery.devices, kinds, strict=True)
+    devices = [device.model_copy(update={"name": kind}) for device, kind in named]
+    update = {"max_tensor_parallel": ranks, "devices": devices}
+    return replace(node, discovery=node.discovery.model_copy(update=update))
 
 
 def catalogue(**sizes: int | dict[str, Any]) -> Catalogue:
@@ -68,17 +77,17 @@ def victims(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float)
 
 def test_free_node_is_preferred_to_an_eviction() -> None:
     decision = place(snapshot_of(node("a", "A", gpus=[48000], free=[19000]), node("b")), "B")
-    assert isinstance(decision, Cold) and (decision.node, decision.evict) == ("b", ())
+    assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("b", ())
 
 
 def test_cheapest_eviction_decides_between_full_nodes() -> None:
     used = {("a", "A"): NOW - 100, ("b", "B"): NOW - 900}
     full = snapshot_of(node("a", "A"), node("b", "B"), known=catalogue(A=20000, B=20000, N=20000), used_at=used)
     decision = place(full, "N")
-    assert isinstance(decision, Cold) and (decision.node, decision.evict) == ("b", ("B",))
+    assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("b", ("B",))
     slow = replace(full, load_secs={("b", "B"): 900.0, ("a", "A"): 10.0})  # a slow reload makes an eviction expensive
     decision = place(slow, "N")
-    assert isinstance(decision, Cold) and (decision.node, decision.evict) == ("a", ("A",))
+    assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("a", ("A",))
 
 
 def test_unused_model_is_evicted_first() -> None:
@@ -116,7 +125,7 @@ def test_priority_strategy_evicts_by_residency_priority() -> None:
 def test_model_evicts_only_models_of_equal_or_lower_rank() -> None:
     for resident, incoming in (("A", "B"), ("B", "A"), ("A", "S")):
         decision = place(snapshot_of(node("a", resident)), incoming)
-        assert isinstance(decision, Cold) and decision.evict == (resident,)
+        assert isinstance(decision, ColdPlacement) and decision.evict == (resident,)
     with pytest.raises(ApiError) as caught:
         place(snapshot_of(node("a", "S")), "A")
     assert (caught.value.status, caught.value.retry_after) == (503, 30)
@@ -124,22 +133,22 @@ def test_model_evicts_only_models_of_equal_or_lower_rank() -> None:
 
 def test_busy_model_stays_until_swap_wait_has_passed() -> None:
     busy = snapshot_of(node("a", "A"), in_flight={("a", "A"): 1})
-    hold = place(busy, "B", since=NOW - 4)
-    assert hold == Hold("B", "a", ("A",), NOW + 6)
-    assert isinstance(place(busy, "B", since=NOW - 10), Cold)
+    delayed = place(busy, "B", since=NOW - 4)
+    assert delayed == DelayedPlacement("B", "a", ("A",), NOW + 6)
+    assert isinstance(place(busy, "B", since=NOW - 10), ColdPlacement)
     other_requests = snapshot_of(node("a", "A", other_requests={"A": 1}))
-    assert isinstance(place(other_requests, "B", since=NOW), Hold)
+    assert isinstance(place(other_requests, "B", since=NOW), DelayedPlacement)
 
 
 def test_new_model_stays_for_min_residency() -> None:
     settings = EvictionSection(min_residency_secs=30, swap_wait_secs=10)
     young = snapshot_of(node("a", "A"), settings=settings, loaded_at={("a", "A"): NOW - 5})
-    assert place(young, "B", since=NOW - 500) == Hold("B", "a", ("A",), NOW + 25)
+    assert place(young, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 25)
 
 
 def test_returned_model_stays_briefly_for_its_waiters() -> None:
     back = snapshot_of(node("a", "A"), awaited={("a", "A"): NOW - 0.25})  # loaded long before, but unreachable
-    assert place(back, "B", since=NOW - 500) == Hold("B", "a", ("A",), NOW + 0.75)
+    assert place(back, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 0.75)
     forgetful = EvictionSection(idle_ttl_secs=60)
     assert expired_models(replace(back, settings=forgetful)) == []
     assert expired_models(replace(back, settings=forgetful, awaited={})) == [("a", "A")]
@@ -147,36 +156,36 @@ def test_returned_model_stays_briefly_for_its_waiters() -> None:
 
 def test_model_is_idle_after_half_its_load_time() -> None:
     resting = snapshot_of(node("a", "A"), used_at={("a", "A"): NOW - 4}, load_secs={("a", "A"): 10.0})
-    assert place(resting, "B", since=NOW) == Hold("B", "a", ("A",), NOW + 1)
-    assert isinstance(place(replace(resting, now=NOW + 1), "B", since=NOW), Cold)
+    assert place(resting, "B", since=NOW) == DelayedPlacement("B", "a", ("A",), NOW + 1)
+    assert isinstance(place(replace(resting, now=NOW + 1), "B", since=NOW), ColdPlacement)
 
 
 def test_draining_model_is_not_loaded_again_until_unloaded() -> None:
     # with memory for two copies
     leaving = snapshot_of(node("a", "A", gpus=[48000]), draining=frozenset({("a", "A")}))
-    assert place(leaving, "A", since=NOW - 500) == Hold("A", "a", (), inf)
+    assert place(leaving, "A", since=NOW - 500) == DelayedPlacement("A", "a", (), inf)
 
 
 def test_freshly_loaded_model_counts_as_used() -> None:
     came = snapshot_of(node("a", "A"), loaded_at={("a", "A"): NOW - 2}, load_secs={("a", "A"): 10.0})
-    assert place(came, "B", since=NOW) == Hold("B", "a", ("A",), NOW + 3)
+    assert place(came, "B", since=NOW) == DelayedPlacement("B", "a", ("A",), NOW + 3)
 
 
 def test_memory_reserved_by_a_load_is_not_used_by_another() -> None:
     running = snapshot_of(node("a"), loading=frozenset({("a", "A")}), reserved={"a": {0: 20000}})
-    assert place(running, "B", since=NOW - 500) == Hold("B", "a", ("A",), inf)
+    assert place(running, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), inf)
 
 
 def test_claimed_node_is_not_chosen() -> None:
     two = snapshot_of(node("a"), node("b", gpus=[22000]))
-    assert isinstance(place(two, "B", claimed={"a"}), Cold)
-    assert isinstance(place(two, "B", claimed={"a", "b"}), Hold)
+    assert isinstance(place(two, "B", claimed={"a"}), ColdPlacement)
+    assert isinstance(place(two, "B", claimed={"a", "b"}), DelayedPlacement)
 
 
 @pytest.mark.parametrize("fields", [{"cordoned": True}, {"kind": "openai"}])
 def test_cordoned_nodes_and_third_party_backends_load_nothing(fields: Any) -> None:
     decision = place(snapshot_of(node("a", **fields), node("b", "A")), "B")
-    assert isinstance(decision, Cold) and decision.node == "b"
+    assert isinstance(decision, ColdPlacement) and decision.node == "b"
     with pytest.raises(ApiError):
         place(snapshot_of(node("a", **fields)), "B")
 
@@ -184,19 +193,19 @@ def test_cordoned_nodes_and_third_party_backends_load_nothing(fields: Any) -> No
 def test_model_is_placed_and_evicts_on_one_device() -> None:
     two = node("a", gpus=[24000, 24000], free=[4000, 21000])
     decision = place(snapshot_of(two), "A")
-    assert isinstance(decision, Cold) and decision.spec.devices == [1]
+    assert isinstance(decision, ColdPlacement) and decision.spec.devices == [1]
     models = {"X": ModelInfo(id="X", devices=[0]), "Y": ModelInfo(id="Y", devices=[1])}
     full = replace(two, models=models, health=Health.model_validate(_readings(4000, 9000)))
     used = {("a", "X"): NOW - 900, ("a", "Y"): NOW - 100}
     known = catalogue(X=5000, Y=12000, N=20000)
     decision = place(snapshot_of(full, known=known, used_at=used), "N")
-    assert isinstance(decision, Cold) and (decision.evict, decision.spec.devices) == (("Y",), [1])
+    assert isinstance(decision, ColdPlacement) and (decision.evict, decision.spec.devices) == (("Y",), [1])
 
 
 def test_multi_device_model_needs_memory_on_each_device() -> None:
     known = catalogue(wide={"vram_mb": 30000, "min_devices": 2})
     assert isinstance(
-        place(snapshot_of(node("a", gpus=[24000, 24000], free=[16000, 15000]), known=known), "wide"), Cold
+        place(snapshot_of(node("a", gpus=[24000, 24000], free=[16000, 15000]), known=known), "wide"), ColdPlacement
     )
     narrow = replace(node("a", gpus=[24000, 24000], free=[23000, 9000]), models={"C": ModelInfo(id="C", devices=[0])})
     with pytest.raises(ApiError, match="it needs 30000 MB on 2 devices"):
@@ -206,36 +215,75 @@ def test_multi_device_model_needs_memory_on_each_device() -> None:
 def test_oversized_model_is_tried_if_it_fits_nowhere() -> None:
     small, large = node("a", gpus=[10000], free=[9000]), node("b", "B", gpus=[24000], free=[2000])
     decision = place(snapshot_of(small), "A")
-    assert isinstance(decision, Cold) and decision.node == "a"
+    assert isinstance(decision, ColdPlacement) and decision.node == "a"
     busy = snapshot_of(small, large, in_flight={("b", "B"): 1})
-    assert isinstance(place(busy, "A", since=NOW), Hold)
+    assert isinstance(place(busy, "A", since=NOW), DelayedPlacement)
 
 
 def test_node_without_accelerators_uses_system_memory() -> None:
     known = catalogue(A=10000, B=10000)
-    assert isinstance(place(snapshot_of(node("a", gpus=[]), known=known), "A"), Cold)
+    assert isinstance(place(snapshot_of(node("a", gpus=[]), known=known), "A"), ColdPlacement)
     decision = place(snapshot_of(node("a", "A", gpus=[]), known=known), "B")
-    assert isinstance(decision, Cold) and decision.evict == ("A",) and decision.spec.devices is None
+    assert isinstance(decision, ColdPlacement) and decision.evict == ("A",) and decision.spec.devices is None
+
+
+def test_ranks_share_the_memory_of_a_node_without_accelerators() -> None:
+    known = catalogue(A=10000, wide={"vram_mb": 10000, "min_devices": 2})
+    sockets = with_ranks(node("a", "A", gpus=[]), 2)
+    snapshot = snapshot_of(sockets, known=known)
+    decision = place(snapshot, "wide")
+    assert isinstance(decision, ColdPlacement) and decision.evict == ("A",), "half of the model would fit"
+    assert (decision.spec.tensor_parallel, decision.spec.devices) == (2, None)
+    (candidate,) = explain(snapshot, "wide")["candidates"]
+    assert candidate["verdict"] == "needs 10000 MB, 6000 free, could evict A (never used)"
+
+
+def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
+    known = catalogue(wide={"min_devices": 2})
+    one, two = with_ranks(node("a", gpus=[]), 1), with_ranks(node("b", gpus=[]), 2)
+    snapshot = snapshot_of(one, two, known=known)
+    decision = place(snapshot, "wide")
+    assert isinstance(decision, ColdPlacement) and decision.node == "b"
+    verdict, _ = explain(snapshot, "wide")["candidates"]
+    reason = "needs 2 devices; the node can divide a model among 1"
+    assert verdict["verdict"] == f"cannot hold it: {reason}"
+    with pytest.raises(ApiError, match=f"no node can hold model 'wide': it {reason}"):
+        place(snapshot_of(one, known=known), "wide")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "free", "chosen"),
+    [
+        ("ABAA", [20000, 47000, 16000, 15000], [0, 2]),
+        ("AABB", [9000, 23000, 16000, 16000], [2, 3]),
+        ("AABB", [19000, 18000, 16000, 16000], [0, 1]),
+    ],
+)
+def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int], chosen: list[int]) -> None:
+    known = catalogue(wide={"vram_mb": 30000, "min_devices": 2})
+    devices = with_ranks(node("a", gpus=[48000] * 4, free=free), 2, kinds)
+    decision = place(snapshot_of(devices, known=known), "wide")
+    assert isinstance(decision, ColdPlacement) and decision.spec.devices == chosen
 
 
 def test_unknown_model_size_is_the_last_reported_one() -> None:
     known, history = catalogue(A=20000, N={}), History()
     blind = snapshot_of(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
-    assert isinstance(decision := place(blind, "N"), Cold) and decision.evict == ()
+    assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ()
     history.look(FleetView((replace(node("b"), models={"N": ModelInfo(id="N", vram_used_mb=9000)}),)))
-    assert isinstance(decision := place(blind, "N"), Cold) and decision.evict == ("A",)
+    assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ("A",)
 
 
 def test_node_with_a_failed_load_is_skipped_during_back_off() -> None:
     failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
     failing = snapshot_of(node("a"), node("b"), failures={("a", "A"): failure})
     decision = place(failing, "A")
-    assert isinstance(decision, Cold) and decision.node == "b"
+    assert isinstance(decision, ColdPlacement) and decision.node == "b"
     single_node = snapshot_of(node("a"), failures={("a", "A"): failure})
     with pytest.raises(ApiError, match="out of memory") as caught:
         place(single_node, "A")
     assert caught.value.retry_after == 4
-    assert isinstance(place(replace(single_node, now=NOW + 4), "A"), Cold)
+    assert isinstance(place(replace(single_node, now=NOW + 4), "A"), ColdPlacement)
 
 
 def test_load_failure_overrides_an_outdated_loading_status() -> None:
@@ -245,7 +293,7 @@ def test_load_failure_overrides_an_outdated_loading_status() -> None:
     with pytest.raises(ApiError, match="out of memory"):
         place(snapshot_of(outdated, failures={("a", "A"): failure}), "A")
     decision = place(snapshot_of(outdated, node("b"), failures={("a", "A"): failure}), "A")
-    assert isinstance(decision, Cold) and decision.node == "b"
+    assert isinstance(decision, ColdPlacement) and decision.node == "b"
 
 
 def test_back_off_grows_to_a_limit_and_resets_after_a_load() -> None:
@@ -281,32 +329,32 @@ def _readings(*free: int) -> dict[str, Any]:
 
 
 def test_reservation_ends_with_a_later_memory_reading() -> None:
-    book, host = MemoryBook(), node("a", free=[20000])
+    memory, host = MemoryEstimator(), node("a", free=[20000])
 
     def reads(free: int, at: float) -> int:
-        book.update(replace(host, health=Health.model_validate(_readings(free)), read_at=at))
-        return book.expected_free().get("a", {}).get(0, -1)
+        memory.update(replace(host, health=Health.model_validate(_readings(free)), read_at=at))
+        return memory.expected_free().get("a", {}).get(0, -1)
 
-    load = Change({0: 8000})
-    book.begin(host, load)
+    load = MemoryChange({0: 8000})
+    memory.begin(host, load)
     assert reads(20000, 1.0) == 12000
     assert reads(15000, 2.0) == 12000  # memory in use by the load is not counted twice
     assert reads(9000, 3.0) == 9000  # another process allocates memory too
     load.ended_at = 4.0
     assert reads(12000, 4.0 + READING_LAG_SECS / 2) == 12000
     assert reads(12000, 4.0 + READING_LAG_SECS) == -1
-    failed = Change({0: 8000})
-    book.begin(host, failed)
-    book.cancel("a", failed)
-    assert book.expected_free() == {}
+    failed = MemoryChange({0: 8000})
+    memory.begin(host, failed)
+    memory.cancel("a", failed)
+    assert memory.expected_free() == {}
 
 
 def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
     assert additional_mb({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
     assert additional_mb({0: 8000}, [{0: 20000}]) == {0: 0}
-    book, host = MemoryBook(), node("a", free=[1000])
-    book.begin(host, Change(additional_mb({0: 8000}, [{0: 20000}])))
-    assert book.expected_free() == {"a": {0: 1000}}
+    memory, host = MemoryEstimator(), node("a", free=[1000])
+    memory.begin(host, MemoryChange(additional_mb({0: 8000}, [{0: 20000}])))
+    assert memory.expected_free() == {"a": {0: 1000}}
 
 
 @dataclass(frozen=True)
@@ -332,7 +380,7 @@ def test_waiting_large_model_is_not_starved_by_small_ones() -> None:
     started: list[str] = []
     wanted = [Queued("A", NOW - 11), Queued("C", NOW - 1)]  # C would fit next to B
     outcomes = decide(wanted, lambda: young, lambda queued, cold: started.append(queued.model))
-    assert started == [] and all(isinstance(verdict.decision, Hold) for verdict in outcomes)
+    assert started == [] and all(isinstance(verdict.decision, DelayedPlacement) for verdict in outcomes)
     decide(
         [Queued("A", NOW - 9), Queued("C", NOW - 1)], lambda: young, lambda queued, cold: started.append(queued.model)
     )
@@ -387,7 +435,7 @@ def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str
     target = next(node for node in snapshot.view.nodes if node.name == decision.node)
     profile = snapshot.catalogue.profile(model)
     assert not target.cordoned and profile is not None
-    if isinstance(decision, Hold):
+    if isinstance(decision, DelayedPlacement):
         assert decision.until > NOW and decision.evict
         return
     residents = {resident.model: resident for resident in snapshot.residents(target)}
@@ -422,7 +470,7 @@ def test_explanation_has_a_verdict_per_node() -> None:
         "beast": "needs 6500 MB, 2300 free, could evict X (idle 300 s)",
         "down": "down",
         "shut": "cordoned",
-        "tiny": "cannot hold it: needs 1 device of 8000 MB",
+        "tiny": "cannot hold it: needs 1 device of 8000 MB; the node has none",
         "old": "needs 6500 MB, 1000 free, and its models cannot be evicted: S ranks higher",
     }
 

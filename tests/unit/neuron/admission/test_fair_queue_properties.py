@@ -109,7 +109,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         queue = self.queue
         queue.free = self.limits.pages
         assert (queue.admitted, queue.waiting, queue.available) == (0, 0, self.limits.pages)
-        assert not queue._queues and not queue._turns and not queue._admitted_by_principal
+        assert not queue._queues and not queue._page_sums and not queue._admitted_by_principal
 
 
 TestFairQueue = FairQueueMachine.TestCase

@@ -17,5 +17,5 @@ from helexa.neuron.engine_client.watchdog import HangDetector
     ids=["three checks", "four checks", "idle", "news", "work ended"],
 )
 def test_working_engine_without_news_counts_as_hung(checks: list[tuple[int, bool]], hangs: list[bool]):
-    detector = HangDetector(patience=3)
+    detector = HangDetector(max_silent_checks=3)
     assert [detector.check(news, working) for news, working in checks] == hangs

@@ -91,16 +91,16 @@ async def test_messages_are_valid(client: EngineClient, tokenizer: Tokenizer):
 async def test_calls_are_parsed_and_valid(client: EngineClient, tokenizer: Tokenizer):
     tools: list[tuple[str, Schema, str]] = []
     for number, schema in enumerate(drawn(tool_schemas())):
-        family = SPELLED[number % len(SPELLED)]
+        format_name = SPELLED[number % len(SPELLED)]
         try:
-            grammar = for_tools(family, {"get_it": schema}, "required", False, strict=["get_it"])
+            grammar = for_tools(format_name, {"get_it": schema}, "required", False, strict=["get_it"])
         except ApiError:
             continue  # the format cannot express this schema
-        tools.append((family, schema, grammar))
+        tools.append((format_name, schema, grammar))
     texts = await generated(client, tokenizer, "Now I call the tool:\n", [grammar for _, _, grammar in tools])
-    for (family, schema, _), text in zip(tools, texts, strict=True):
+    for (format_name, schema, _), text in zip(tools, texts, strict=True):
         if text is not None:
-            ((kind, name, arguments),) = parse_pieces(parser(family, {"get_it": schema}), [text])
+            ((kind, name, arguments),) = parse_pieces(parser(format_name, {"get_it": schema}), [text])
             assert (kind, name) == ("call", "get_it")
             jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
     assert sum(text is not None for text in texts) > len(texts) / 3

@@ -40,10 +40,10 @@ def test_unbounded_number_has_few_digits(schema: dict[str, Any], text: str) -> N
     assert len(accepted_prefix(grammar, '{"n":' + text)) <= len('{"n":-') + 18 + 12
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen_xml", "llama3_json", "pythonic", "mistral", "deepseek"])
-def test_numbers_of_tools_have_few_digits(family: str) -> None:
+@pytest.mark.parametrize("format_name", ["hermes", "qwen_xml", "llama3_json", "pythonic", "mistral", "deepseek"])
+def test_numbers_of_tools_have_few_digits(format_name: str) -> None:
     tools = {"f": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}}
-    grammar = json.loads(for_tools(family, tools, "required", False))
+    grammar = json.loads(for_tools(format_name, tools, "required", False))
     for lark_or_schema in grammar["grammars"]:
         if "n" in lark_or_schema.get("json_schema", {}).get("properties", {}):
             assert "multipleOf" in lark_or_schema["json_schema"]["properties"]["n"]

@@ -39,11 +39,11 @@ def test_message_follows_reasoning(vocabulary: Vocabulary, text: str, begun: boo
 
 
 def test_reasoning_precedes_text_and_calls() -> None:
-    for family in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
-        tools = for_tools(family, TOOLS, "auto", True, token_id=TOKENS.token_id)
+    for format_name in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
+        tools = for_tools(format_name, TOOLS, "auto", True, token_id=TOKENS.token_id)
         grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)
-        assert accepts(grammar, "hm</think>\n\nHello,\n\nyou.", TOKENS), family
-        assert not accepts(grammar, "hm", TOKENS), family
+        assert accepts(grammar, "hm</think>\n\nHello,\n\nyou.", TOKENS), format_name
+        assert not accepts(grammar, "hm", TOKENS), format_name
 
 
 def test_lark_grammar_may_follow_reasoning() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.grammar.tools import MAX_CALLS
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from neuron.grammar.random_walks import accepts, byte_level, walk
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser
@@ -39,18 +39,18 @@ PLAN: Schema = {
 }
 OFFERED = {**TOOLS, "plan": PLAN}
 
-SPELLED = [name for name in FAMILIES if name != "harmony"]  # its markers are tokens in any vocabulary
-CASES = [(name, True) for name in FAMILIES] + [(name, False) for name in SPELLED]
+SPELLED = [name for name in TOOL_CALL_FORMATS if name != "harmony"]  # its markers are tokens in any vocabulary
+CASES = [(name, True) for name in TOOL_CALL_FORMATS] + [(name, False) for name in SPELLED]
 
 
-def vocabulary(family: str, tokens: bool, special: bool = True):
-    return byte_level(sorted(FAMILIES[family].markers) if tokens else [], special=special)
+def vocabulary(format_name: str, tokens: bool, special: bool = True):
+    return byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers) if tokens else [], special=special)
 
 
-def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
+def check(format_name: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
     """Assert that all calls in a text are complete and valid; return their names."""
     names: list[str] = []
-    for kind, *fields in parse_pieces(parser(family, tools), [text]):
+    for kind, *fields in parse_pieces(parser(format_name, tools), [text]):
         if kind != "call":
             assert not only_calls or kind == "thought", (kind, fields, text)
             continue
@@ -60,11 +60,11 @@ def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool)
     return names
 
 
-@pytest.mark.parametrize(("family", "tokens"), CASES)
+@pytest.mark.parametrize(("format_name", "tokens"), CASES)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_required_calls_in_random_texts_are_valid(family: str, tokens: bool, parallel: bool):
-    known = vocabulary(family, tokens)
-    grammar = for_tools(family, OFFERED, "required", parallel, token_id=known.token_id)
+def test_required_calls_in_random_texts_are_valid(format_name: str, tokens: bool, parallel: bool):
+    known = vocabulary(format_name, tokens)
+    grammar = for_tools(format_name, OFFERED, "required", parallel, token_id=known.token_id)
     called: set[str] = set()
     most = 0
     for seed in range(2 * WALKS):
@@ -72,23 +72,23 @@ def test_required_calls_in_random_texts_are_valid(family: str, tokens: bool, par
             break
         text, complete = walk(known, grammar, random.Random(seed), 600)
         if complete:
-            names = check(family, OFFERED, text, only_calls=True)
+            names = check(format_name, OFFERED, text, only_calls=True)
             assert names
             called.update(names)
             most = max(most, len(names))
     assert called == OFFERED.keys()
-    assert (most > 1) == (parallel and family != "harmony")
+    assert (most > 1) == (parallel and format_name != "harmony")
 
 
-@pytest.mark.parametrize(("family", "tokens"), CASES)
-def test_optional_calls_in_random_texts_are_valid(family: str, tokens: bool):
-    known = vocabulary(family, tokens)
-    grammar = for_tools(family, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
+@pytest.mark.parametrize(("format_name", "tokens"), CASES)
+def test_optional_calls_in_random_texts_are_valid(format_name: str, tokens: bool):
+    known = vocabulary(format_name, tokens)
+    grammar = for_tools(format_name, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
     calls = texts = 0
     for seed in range(WALKS):
         text, complete = walk(known, grammar, random.Random(seed), 400)
         if complete:
-            names = check(family, OFFERED, text, only_calls=False)
+            names = check(format_name, OFFERED, text, only_calls=False)
             calls += len(names)
             texts += not names
     assert texts
@@ -98,20 +98,20 @@ def test_optional_calls_in_random_texts_are_valid(family: str, tokens: bool):
 @settings(max_examples=WALKS)
 @given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
 def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: bool, seed: int):
-    family, tokens = case
-    known = vocabulary(family, tokens, special=bool(seed % 2) or family == "harmony")
+    format_name, tokens = case
+    known = vocabulary(format_name, tokens, special=bool(seed % 2) or format_name == "harmony")
     tools = {"get_it": schema}
     try:
         strictly = ["get_it"] if strict else []
-        grammar = for_tools(family, tools, "get_it", False, strict=strictly, token_id=known.token_id)
+        grammar = for_tools(format_name, tools, "get_it", False, strict=strictly, token_id=known.token_id)
     except ApiError as error:
         assert error.code == "unsupported_schema"
         assert strict or "cannot be written" in str(error)
-        assert family == "pythonic"
+        assert format_name == "pythonic"
         return
     text, complete = walk(known, grammar, random.Random(seed), 400)
     if complete:
-        assert check(family, tools, text, only_calls=True) == ["get_it"]
+        assert check(format_name, tools, text, only_calls=True) == ["get_it"]
 
 
 ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
@@ -137,13 +137,13 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_calls_written_like_chat_templates_are_accepted(name: str):
-    family, text = name.partition("-")[0], WRITTEN[name]
-    known = byte_level(sorted(FAMILIES[family].markers))
+    format_name, text = name.partition("-")[0], WRITTEN[name]
+    known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
 
     def grammar(choice: str) -> str:
-        return for_tools(family, TOOLS, choice, False, strict=["get_weather"], token_id=known.token_id)
+        return for_tools(format_name, TOOLS, choice, False, strict=["get_weather"], token_id=known.token_id)
 
-    assert check(family, TOOLS, text, only_calls=True) == ["get_weather"]
+    assert check(format_name, TOOLS, text, only_calls=True) == ["get_weather"]
     assert accepts(grammar("required"), text, known)
     assert accepts(grammar("get_weather"), text, known)
     assert accepts(grammar("auto"), text, known)
@@ -152,46 +152,46 @@ def test_calls_written_like_chat_templates_are_accepted(name: str):
     assert not accepts(grammar("required"), text + "\n" + text, known)
 
 
-@pytest.mark.parametrize(("family", "tokens"), CASES)
-def test_text_without_calls_is_unconstrained(family: str, tokens: bool):
-    known = vocabulary(family, tokens)
-    grammar = for_tools(family, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
-    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+@pytest.mark.parametrize(("format_name", "tokens"), CASES)
+def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
+    known = vocabulary(format_name, tokens)
+    grammar = for_tools(format_name, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
+    lead = "<|channel|>final<|message|>" if format_name == "harmony" else ""
     assert accepts(grammar, lead + "In <div>s, f(x) = [1] {a} 世界\n", known)
 
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
-    family, text = name.partition("-")[0], WRITTEN[name]
-    known = vocabulary(family, tokens or name in ("harmony", "mistral-11"))
+    format_name, text = name.partition("-")[0], WRITTEN[name]
+    known = vocabulary(format_name, tokens or name in ("harmony", "mistral-11"))
     form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, message=form)
-    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+    grammar = for_tools(format_name, TOOLS, "auto", True, token_id=known.token_id, message=form)
+    lead = "<|channel|>final<|message|>" if format_name == "harmony" else ""
     assert accepts(grammar, text, known)
     assert accepts(grammar, lead + '{"n":3}', known)
     assert not accepts(grammar, lead + '{"n":"3"}', known)
     assert not accepts(grammar, lead + "Three.", known)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_references_resolve_wherever_the_schema_is_embedded(family: str):
-    known = vocabulary(family, True)
+@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
+def test_references_resolve_wherever_the_schema_is_embedded(format_name: str):
+    known = vocabulary(format_name, True)
     schema = {
         "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
         "required": ["x", "y"],
         "$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}},
     }
-    if family == "pythonic":  # its grammars contain the parameter's schema and the definitions only
+    if format_name == "pythonic":  # its grammars contain the parameter's schema and the definitions only
         schema["properties"]["y"] = {"type": "integer"}
     tools = {"plan": schema | {"type": "object"}}
-    grammar = for_tools(family, tools, "required", False, strict=["plan"], token_id=known.token_id)
+    grammar = for_tools(format_name, tools, "required", False, strict=["plan"], token_id=known.token_id)
     completed = 0
     for seed in range(20):
         text, complete = walk(known, grammar, random.Random(seed), 600)
         if complete:
             completed += 1
-            assert check(family, tools, text, only_calls=True) == ["plan"]
+            assert check(format_name, tools, text, only_calls=True) == ["plan"]
     assert completed
 
 
@@ -233,13 +233,13 @@ def test_long_reference_chains_are_resolved_quickly():
     assert "tool_0" in for_tools("qwen_xml", {"plan": schema}, "required", False)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
 @pytest.mark.parametrize(
     "odd", [{"type": [[]]}, {"anyOf": 1}, {"enum": 1}, {"type": 1}, False, 1, {"anyOf": [1]}, {"$ref": 1}]
 )
-def test_malformed_schemas_are_left_to_the_check(family: str, odd: Any):
+def test_malformed_schemas_are_left_to_the_check(format_name: str, odd: Any):
     for schema in ({"properties": {"x": odd}}, {"properties": odd}, {"required": odd}, {"$defs": odd}):
-        assert "grammars" in for_tools(family, {"plan": schema}, "required", True)
+        assert "grammars" in for_tools(format_name, {"plan": schema}, "required", True)
 
 
 def test_options_that_tags_cannot_contain_are_not_offered():
@@ -282,7 +282,7 @@ def test_tool_without_a_schema_takes_no_arguments():
 
 
 @pytest.mark.parametrize(
-    ("family", "tools", "choice", "code", "message"),
+    ("format_name", "tools", "choice", "code", "message"),
     [
         ("hermes", TOOLS, "rm", "invalid_grammar", "no tool 'rm'"),
         ("hermes", {}, "required", "invalid_grammar", "there are no tools"),
@@ -298,7 +298,7 @@ def test_tool_without_a_schema_takes_no_arguments():
         ),
     ],
 )
-def test_invalid_tools_are_rejected(family: str, tools: dict[str, Any], choice: str, code: str, message: str):
+def test_invalid_tools_are_rejected(format_name: str, tools: dict[str, Any], choice: str, code: str, message: str):
     with pytest.raises(ApiError, match=message) as error:
-        for_tools(family, tools, choice, False, strict=list(tools))
+        for_tools(format_name, tools, choice, False, strict=list(tools))
     assert (error.value.status, error.value.code) == (400, code)

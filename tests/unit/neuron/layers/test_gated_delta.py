@@ -15,6 +15,7 @@ from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaRule
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.part import WHOLE, Part
 from neuron.ops import random_weights
 from neuron.ops.paging import batch_of_spans
 
@@ -47,8 +48,12 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape)
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        return self.tensors[name]
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        weight = self.tensors[name]
+        if part.rows is None:
+            return weight
+        rows = torch.from_numpy(part.rows)
+        return weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
 
 
 @pytest.fixture

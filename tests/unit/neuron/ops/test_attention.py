@@ -108,10 +108,10 @@ def test_row_is_equal_alone_in_batches_and_within_a_chunk(
         (1 + n % 5, other_lengths[n % 5] - 1 - n // 5, 1) for n in range(15) if other_lengths[n % 5] > n // 5
     ]
     assert len(rows) > 8
-    company = filled.attend(
+    batched = filled.attend(
         rows, [query, *(torch.randn(1, 2 * group, 64) for _ in rows[1:])]
     )  # one thread computes the whole row
-    assert torch.equal(company[0], alone)
+    assert torch.equal(batched[0], alone)
     beside_a_chunk = filled.attend([(0, prefix, 1), (4, 0, 130)], [query, torch.randn(130, 2 * group, 64)])
     assert torch.equal(beside_a_chunk[0], alone)
     for earlier in {min(prefix, n) for n in (1, 7, 29)} - {0}:
@@ -208,8 +208,8 @@ def test_row_with_window_or_sinks_is_independent_of_batch(
         (chunk,) = filled.attend([(0, 800 + start, end - start)], [queries[start:end]], kind)
         assert torch.equal(chunk, unsplit[start:end])
     rows = [(0, 1199, 1)] + [(1, 60 + n, 1) for n in range(9)]  # with this many rows, no row is split among threads
-    company = filled.attend(rows, [queries[-1:], *(torch.randn(1, 2 * group, 64) for _ in range(9))], kind)
-    assert torch.equal(company[0], unsplit[-1:])
+    batched = filled.attend(rows, [queries[-1:], *(torch.randn(1, 2 * group, 64) for _ in range(9))], kind)
+    assert torch.equal(batched[0], unsplit[-1:])
 
 
 @pytest.mark.parametrize("count", [1, 30])

@@ -21,20 +21,20 @@ _HARMONY_GAP = (
 )
 
 
-def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
+def respelling(format_name: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Return a pattern that matches every text from which `events` may have been parsed."""
-    empty = _EMPTY_CALL if family in ("hermes", "hermes_strict", "qwen_xml") else ""
-    gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
+    empty = _EMPTY_CALL if format_name in ("hermes", "hermes_strict", "qwen_xml") else ""
+    gap = _HARMONY_GAP if format_name == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
     for event in [*events, None]:
         if call is not None and not isinstance(event, ToolCallDelta):
-            parts.append(_call(family, call[0], "".join(call[1])))
+            parts.append(_call(format_name, call[0], "".join(call[1])))
             call = None
         match event:
             case TextDelta(text):
                 parts.append(_e(text))
-            case ReasoningDelta(text) if family == "harmony":
+            case ReasoningDelta(text) if format_name == "harmony":
                 parts.append(_e(text))
             case ReasoningDelta(text):
                 parts.append(rf"(?:<think>\s*)?{_e(text)}\s*(?:</think>\s*)?")
@@ -48,15 +48,15 @@ def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[
     return re.compile(gap + "".join(part + gap for part in parts), re.DOTALL)
 
 
-def _call(family: str | None, name: str, arguments: str) -> str:
+def _call(format_name: str | None, name: str, arguments: str) -> str:
     json_call = _json_call(name, arguments)
     name, written = _e(name), _json(arguments)
-    match family:
+    match format_name:
         case "hermes" | "hermes_strict" | "qwen_xml":
             xml = rf"<function={name}>{_pairs(arguments, _PARAMETER, '(?:</function>)?')}"
             tagged = rf"(?:<tool_call>\s*)?(?:{json_call}|{xml})(?:[\s}}]*</tool_call>)?"
             untagged = rf"(?:```(?:json)?\s*)?(?:\[\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?"
-            return rf"(?:{tagged}|{untagged})" if family == "hermes" else tagged
+            return rf"(?:{tagged}|{untagged})" if format_name == "hermes" else tagged
         case "llama3_json":
             method = rf"{name}\.call\({_pairs(arguments, _KEYWORD, _BRACKET)}"
             return rf"(?:<\|python_tag\|>)?\s*(?:{json_call}{_SURPLUS}\s*;?|{method})"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks
@@ -28,16 +28,16 @@ JoinedEvent = tuple[str, ...]
 
 
 def parser(
-    family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False, reasoned: bool = False
+    format_name: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False, reasoned: bool = False
 ) -> OutputParser:
-    """Return a parser for tool-call format `family`, whose call ids are numbered from 0."""
+    """Return a parser for tool-call format `format_name`, whose call ids are numbered from 0."""
     numbers = count()
     return OutputParser(
-        FAMILIES[family] if family else None,
-        reasoning=None if family == "harmony" else THINK,
+        TOOL_CALL_FORMATS[format_name] if format_name else None,
+        reasoning=None if format_name == "harmony" else THINK,
         in_reasoning=in_reasoning,
         reasoned=reasoned,
-        untagged=family == "hermes",
+        untagged=format_name == "hermes",
         tools=tools,
         new_id=lambda: f"call_{next(numbers)}",
     )

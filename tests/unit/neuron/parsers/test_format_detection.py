@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.parsers.formats.choice import FAMILIES, find_family
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS, find_tool_call_format
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
 from helexa.neuron.text.templates.chat_template import ChatTemplate
 from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser
@@ -53,14 +53,14 @@ def no_token(_: str) -> bool:
 
 @pytest.mark.parametrize("model", FORMATS)
 def test_format_is_detected_from_the_template(templates: dict[str, str], model: str):
-    family = find_family(no_token, templates[model])
-    assert (family and family.name) == FORMATS[model]
+    tool_call_format = find_tool_call_format(no_token, templates[model])
+    assert (tool_call_format and tool_call_format.name) == FORMATS[model]
 
 
 def test_format_is_detected_from_tokens_without_template_evidence():
     for name in ("harmony", "deepseek", "mistral", "hermes"):
-        family = find_family(FAMILIES[name].markers.__contains__, "{{ messages }}")
-        assert family is FAMILIES[name]
+        tool_call_format = find_tool_call_format(TOOL_CALL_FORMATS[name].markers.__contains__, "{{ messages }}")
+        assert tool_call_format is TOOL_CALL_FORMATS[name]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,12 @@ REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
 REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
 
 
-@pytest.mark.parametrize("model", [model for model, family in FORMATS.items() if family and model not in REFORMATTED])
+@pytest.mark.parametrize(
+    "model", [model for model, format_name in FORMATS.items() if format_name and model not in REFORMATTED]
+)
 def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], model: str):
     source = templates[model]
-    family, marks = find_family(no_token, source), find_reasoning_marks(no_token, source)
+    tool_call_format, marks = find_tool_call_format(no_token, source), find_reasoning_marks(no_token, source)
     template = ChatTemplate(source, special_tokens={"bos_token": "<BEGIN>", "eos_token": "<END>"})
     offered = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
     for tool in offered:
@@ -116,6 +118,6 @@ def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], mode
     conversation = template.render([ASK, message], tools=offered, add_generation_prompt=False)
     assert conversation.startswith(prompt.rstrip())
     output = re.split(ENDS, conversation[len(prompt.rstrip()) :])[0]
-    assert family is not None
-    reader = parser(family.name, in_reasoning=marks is not None and marks.opened_by(prompt))
+    assert tool_call_format is not None
+    reader = parser(tool_call_format.name, in_reasoning=marks is not None and marks.opened_by(prompt))
     assert parse_pieces(reader, output) == [("call", "get_weather", ARGUMENTS)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
-from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
@@ -104,41 +104,41 @@ HEADS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_events_account_for_all_generated_text(family: str):
+@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
+def test_events_account_for_all_generated_text(format_name: str):
     @STREAMS
     @given(
-        head=st.sampled_from(HEADS.get(family, [""])),
-        parts=st.lists(st.sampled_from(ALPHABETS[family]), max_size=30),
+        head=st.sampled_from(HEADS.get(format_name, [""])),
+        parts=st.lists(st.sampled_from(ALPHABETS[format_name]), max_size=30),
         cuts=st.lists(st.integers(0, 300), max_size=20),
         tools=st.sampled_from([TOOLS, None]),
         inside=st.booleans(),
     )
     def check(head: str, parts: list[str], cuts: list[int], tools: Tools | None, inside: bool) -> None:
         raw = head + "".join(parts)
-        inside &= family != "harmony"
-        reader = parser(family, tools, in_reasoning=inside)
+        inside &= format_name != "harmony"
+        reader = parser(format_name, tools, in_reasoning=inside)
         events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
-        assert respelling(family, events).fullmatch(raw), events
-        expected = parse_pieces(parser(family, tools, in_reasoning=inside), [raw])
+        assert respelling(format_name, events).fullmatch(raw), events
+        expected = parse_pieces(parser(format_name, tools, in_reasoning=inside), [raw])
         for pieces in (pieces_at(raw, [cut for cut in cuts if cut < len(raw)]), raw):
-            assert parse_pieces(parser(family, tools, in_reasoning=inside), pieces) == expected
+            assert parse_pieces(parser(format_name, tools, in_reasoning=inside), pieces) == expected
         complete = [_is_object(item[2]) for item in expected if item[0] == "call"]
         assert reader.broken == (not all(complete[:-1]))
         assert reader.call_is_open == (not all(complete[-1:]))
-        assert _read_as_tokens(family, raw) == parse_pieces(parser(family), [raw])
+        assert _read_as_tokens(format_name, raw) == parse_pieces(parser(format_name), [raw])
 
     check()
 
 
-def _read_as_tokens(family: str, raw: str) -> list[JoinedEvent]:
+def _read_as_tokens(format_name: str, raw: str) -> list[JoinedEvent]:
     """Return the events that an `AnswerReader` reads from `raw`, tokenized to markers and bytes."""
-    tool_format = FAMILIES[family]
-    text = TEXTS.get(family)
+    tool_format = TOOL_CALL_FORMATS[format_name]
+    text = TEXTS.get(format_name)
     if text is None:
-        marks = () if family == "harmony" else ("<think>", "</think>")
-        text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(tool_format.markers), *marks), "", {})
-        text.output_format.family = tool_format
+        marks = () if format_name == "harmony" else ("<think>", "</think>")
+        text = TEXTS[format_name] = ModelText(byte_tokenizer(*sorted(tool_format.markers), *marks), "", {})
+        text.output_format.tool_call_format = tool_format
     reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))
     tokens = text.tokenizer.encode(raw)
     outputs = [TokenOutput(id=1, tokens=[token]) for token in tokens]
@@ -164,10 +164,10 @@ ARGUMENTS = st.dictionaries(st.sampled_from(["city", "x", "名", "a_b"]), VALUES
 CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3)
 
 
-def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: int | None) -> str:
-    """Return the text of `calls` in the tool-call format `family`."""
+def _spelled(format_name: str, calls: list[tuple[str, dict[str, object]]], indent: int | None) -> str:
+    """Return the text of `calls` in the tool-call format `format_name`."""
     texts = [(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
-    match family:
+    match format_name:
         case "hermes":
             bodies = (f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in texts)
             return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
@@ -199,14 +199,16 @@ def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: in
             return f"[{', '.join(inner)}]"
 
 
-@pytest.mark.parametrize("family", ["hermes", "untagged", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
-def test_formatted_calls_are_parsed_unchanged(family: str):
+@pytest.mark.parametrize(
+    "format_name", ["hermes", "untagged", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"]
+)
+def test_formatted_calls_are_parsed_unchanged(format_name: str):
     @CALL_SETTINGS
     @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
     def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
-        text = _spelled(family, calls, indent)
+        text = _spelled(format_name, calls, indent)
         pieces = pieces_at(text, range(size, len(text), size))
-        items: list[JoinedEvent] = parse_pieces(parser("hermes" if family == "untagged" else family), pieces)
+        items: list[JoinedEvent] = parse_pieces(parser("hermes" if format_name == "untagged" else format_name), pieces)
         assert [item[0] for item in items] == ["call"] * len(calls)
         assert [(item[1], json.loads(item[2])) for item in items] == calls
 

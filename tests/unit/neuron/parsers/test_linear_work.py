@@ -20,7 +20,7 @@ BODIES = {
 LATE = {"llama3_json": ('{"parameters": {"content": "', '"}, "name": "write_file"}')}
 
 
-def work(family: str, text: str, size: int) -> tuple[int, int]:
+def work(format_name: str, text: str, size: int) -> tuple[int, int]:
     """Parse `text` in pieces of `size` characters.
 
     Returns:
@@ -35,7 +35,7 @@ def work(family: str, text: str, size: int) -> tuple[int, int]:
         lines += event == "line"
         return trace
 
-    reader = parser("hermes" if family == "untagged" else family)
+    reader = parser("hermes" if format_name == "untagged" else format_name)
     pieces = pieces_at(text, range(size, len(text), size))
     previous_trace = sys.gettrace()
     sys.settrace(trace)
@@ -49,20 +49,20 @@ def work(family: str, text: str, size: int) -> tuple[int, int]:
     return lines, unread
 
 
-@pytest.mark.parametrize("family", BODIES)
+@pytest.mark.parametrize("format_name", BODIES)
 @pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
-def test_double_text_takes_double_work(family: str, filling: str):
-    head, tail = BODIES[family]
-    single_work, unread = work(family, head + filling * 60 + tail, 1)
-    double_work, double_unread = work(family, head + filling * 120 + tail, 1)
+def test_double_text_takes_double_work(format_name: str, filling: str):
+    head, tail = BODIES[format_name]
+    single_work, unread = work(format_name, head + filling * 60 + tail, 1)
+    double_work, double_unread = work(format_name, head + filling * 120 + tail, 1)
     assert double_work < 2.2 * single_work
     assert max(unread, double_unread) < 32
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3_json", "qwen_xml", "pythonic"])
-def test_100_kb_of_arguments_by_character(family: str):
-    head, tail = (BODIES | LATE)[family]
-    reader = parser(family)
+@pytest.mark.parametrize("format_name", ["hermes", "llama3_json", "qwen_xml", "pythonic"])
+def test_100_kb_of_arguments_by_character(format_name: str):
+    head, tail = (BODIES | LATE)[format_name]
+    reader = parser(format_name)
     text = head + "ab cdefghi" * 10_000 + tail
     events = [event for char in text for event in reader.push(char)] + reader.flush()
     assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000

@@ -11,27 +11,27 @@ from neuron.parsers.output_patterns import respelling
 from neuron.parsers.piecewise_parsing import JoinedEvent, join_events, parse_pieces, parser, pieces_at
 
 CASES = [
-    pytest.param(family, text, expected, id=f"{family}-{number}")
-    for family, cases in WRITTEN.items()
+    pytest.param(format_name, text, expected, id=f"{format_name}-{number}")
+    for format_name, cases in WRITTEN.items()
     for number, (text, expected) in enumerate(cases)
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "expected"), CASES)
-def test_events_do_not_depend_on_the_split(family: str | None, text: str, expected: list[JoinedEvent]):
-    assert parse_pieces(parser(family), [text]) == expected
-    assert parse_pieces(parser(family), text) == expected
+@pytest.mark.parametrize(("format_name", "text", "expected"), CASES)
+def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, expected: list[JoinedEvent]):
+    assert parse_pieces(parser(format_name), [text]) == expected
+    assert parse_pieces(parser(format_name), text) == expected
     for cut in range(1, len(text)):
-        assert parse_pieces(parser(family), pieces_at(text, [cut])) == expected, cut
+        assert parse_pieces(parser(format_name), pieces_at(text, [cut])) == expected, cut
     for cuts in combinations(range(0, len(text), 5), 2):
-        assert parse_pieces(parser(family), pieces_at(text, cuts)) == expected, cuts
-    reader = parser(family)
+        assert parse_pieces(parser(format_name), pieces_at(text, cuts)) == expected, cuts
+    reader = parser(format_name)
     events = [*reader.push(text), *reader.flush()]
-    assert respelling(family, events).fullmatch(text), events
+    assert respelling(format_name, events).fullmatch(text), events
 
 
 @pytest.mark.parametrize(
-    ("family", "head"),
+    ("format_name", "head"),
     [
         ("hermes", '<tool_call>{"name": "write_file", "arguments": {"content": "'),
         ("hermes", "<tool_call><function=write_file><parameter=content>"),
@@ -45,8 +45,8 @@ def test_events_do_not_depend_on_the_split(family: str | None, text: str, expect
         ("harmony", '<|channel|>commentary to=functions.write_file<|message|>{"content": "'),
     ],
 )
-def test_string_arguments_are_streamed(family: str, head: str):
-    reader = parser(family)
+def test_string_arguments_are_streamed(format_name: str, head: str):
+    reader = parser(format_name)
     assert join_events([event for char in head for event in reader.push(char)]) == [
         ("call", "write_file", '{"content": "')
     ]
@@ -56,14 +56,14 @@ def test_string_arguments_are_streamed(family: str, head: str):
 
 
 @pytest.mark.parametrize(
-    ("family", "text"),
+    ("format_name", "text"),
     [
         ("qwen_xml", "<tool_call><function=get_weather><parameter=days>3"),
         ("pythonic", "[get_weather(days=3"),
     ],
 )
-def test_non_string_arguments_are_returned_when_complete(family: str, text: str):
-    reader = parser(family)
+def test_non_string_arguments_are_returned_when_complete(format_name: str, text: str):
+    reader = parser(format_name)
     assert join_events([event for char in text for event in reader.push(char)]) == [
         ("call", "get_weather", '{"days": ')
     ]

@@ -12,13 +12,13 @@ import pytest
 from helexa.core.errors import ConfigError, SourceError
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.sources import Sources
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import until
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
 
 async def test_canceled_download_resumes_later(hub: FakeHub, node: Node):
-    hub.trouble(FILE, Trouble(stall=1_500_000))
+    hub.inject(FILE, Fault(stall=1_500_000))
     fetching = asyncio.create_task(node.fetch())
     await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
     fetching.cancel()
@@ -38,7 +38,7 @@ async def test_canceled_download_resumes_later(hub: FakeHub, node: Node):
 
 
 async def test_waiting_process_resumes_the_download_of_a_killed_process(hub: FakeHub, node: Node):
-    hub.trouble(FILE, Trouble(stall=1_500_000))
+    hub.inject(FILE, Fault(stall=1_500_000))
     script = f"""
 import asyncio
 from helexa.core.source import ModelSource
@@ -135,7 +135,7 @@ async def test_concurrent_file_downloads_are_limited(
 
 async def test_each_byte_of_interrupted_downloads_is_sent_once(hub: FakeHub, node: Node, pauses: list[float]):
     for number in range(6):
-        hub.trouble(f"model-{number}.safetensors", Trouble(cut=7_000 * (number + 1)), Trouble(cut=3_000))
+        hub.inject(f"model-{number}.safetensors", Fault(cut=7_000 * (number + 1)), Fault(cut=3_000))
     await node.fetch("org/dense")
     assert hub.sent == {name: len(content) for name, content in hub.repositories["org/dense"].items()}
 
@@ -157,7 +157,7 @@ def test_helexa_download_limit_takes_precedence(monkeypatch: pytest.MonkeyPatch)
 async def test_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.touch()
-    hub.trouble("list", *[Trouble(stall=0)] * 16)
+    hub.inject("list", *[Fault(stall=0)] * 16)
     fetches = [asyncio.create_task(node.fetch()) for _ in range(16)]
     await until(lambda: len(hub.requests) == 16)
     assert await node.fetch(f"file:{file}") == file
@@ -167,8 +167,8 @@ async def test_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, 
 
 
 async def test_first_failure_cancels_the_other_downloads(hub: FakeHub, node: Node):
-    hub.trouble("model-0.safetensors", Trouble(stall=10))
-    hub.trouble("model-5.safetensors", Trouble(status=404))
+    hub.inject("model-0.safetensors", Fault(stall=10))
+    hub.inject("model-5.safetensors", Fault(status=404))
     assert (await node.fetch_error("org/dense")).kind == "repo_refused"
 
 
@@ -186,7 +186,7 @@ async def test_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_
 
 async def test_listing_without_sizes_and_hashes_is_enough(hub: FakeHub, node: Node):
     listing = {"sha": "0" * 40, "siblings": [{"rfilename": FILE}]}
-    hub.trouble("list", Trouble(body=json.dumps(listing).encode()))
+    hub.inject("list", Fault(body=json.dumps(listing).encode()))
     usual = hub.answer
     hub.answer = lambda path: (200, {}, WEIGHTS) if "resolve" in path else usual(path)
     assert (await node.fetch()).read_bytes() == WEIGHTS
@@ -195,15 +195,15 @@ async def test_listing_without_sizes_and_hashes_is_enough(hub: FakeHub, node: No
 async def test_random_failures_never_yield_wrong_files(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     rng = random.Random(7)
     files = hub.repositories["org/dense"]
-    troubles = [
-        *(Trouble(cut=40_000), Trouble(cut=0), Trouble(status=500), Trouble(status=429), Trouble(ignore_range=True)),
-        *(Trouble(status=404), Trouble(body=b"?" * 50_000)),
+    faults = [
+        *(Fault(cut=40_000), Fault(cut=0), Fault(status=500), Fault(status=429), Fault(ignore_range=True)),
+        *(Fault(status=404), Fault(body=b"?" * 50_000)),
     ]
     kinds: set[str] = set()
     for number in range(15):
         node = Node(hub, tmp_path / str(number))
         for file in files:
-            hub.trouble(file, *rng.choices(troubles, k=rng.choice([0, 0, 0, 1, 2])))
+            hub.inject(file, *rng.choices(faults, k=rng.choice([0, 0, 0, 1, 2])))
         tasks = [asyncio.create_task(node.fetch("org/dense")) for _ in range(3)]
         await until(lambda node=node: bool(node.reports))
         tasks[0].cancel()

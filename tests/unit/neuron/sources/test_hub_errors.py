@@ -3,29 +3,29 @@
 import pytest
 
 from helexa.neuron.sources import web
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
 
 @pytest.mark.parametrize(
-    ("trouble", "kind", "message"),
+    ("fault", "kind", "message"),
     [
-        (Trouble(status=401), "repo_refused", "is private or does not exist at {url} (HTTP 401)"),
+        (Fault(status=401), "repo_refused", "is private or does not exist at {url} (HTTP 401)"),
         (
-            Trouble(status=403, headers=(("X-Error-Code", "GatedRepo"),)),
+            Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),)),
             "repo_refused",
             "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN",
         ),
-        (Trouble(status=404), "repo_refused", "does not exist at {url} (HTTP 404): check the name"),
+        (Fault(status=404), "repo_refused", "does not exist at {url} (HTTP 404): check the name"),
         (
-            Trouble(status=429, headers=(("Retry-After", "3600"),)),
+            Fault(status=429, headers=(("Retry-After", "3600"),)),
             "repo_fetch_failed",
             "from {url}, which limits requests (HTTP 429): try again in 3600 s",
         ),
-        (Trouble(body=WEIGHTS[::-1]), "invalid_source", "has checksum "),
-        (Trouble(body=WEIGHTS[:-1]), "invalid_source", "has 3071999 bytes at {url}, but 3072000 were announced"),
+        (Fault(body=WEIGHTS[::-1]), "invalid_source", "has checksum "),
+        (Fault(body=WEIGHTS[:-1]), "invalid_source", "has 3071999 bytes at {url}, but 3072000 were announced"),
         (
-            Trouble(status=302, headers=(("Location", "file:///etc/passwd"),)),
+            Fault(status=302, headers=(("Location", "file:///etc/passwd"),)),
             "repo_refused",
             "{url}, which redirects to an address that is not followed",
         ),
@@ -33,9 +33,9 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
     ids=["401", "gated", "404", "429", "wrong-hash", "wrong-size", "redirect"],
 )
 async def test_permanent_error_is_reported_without_retry(
-    hub: FakeHub, node: Node, pauses: list[float], trouble: Trouble, kind: str, message: str
+    hub: FakeHub, node: Node, pauses: list[float], fault: Fault, kind: str, message: str
 ):
-    hub.trouble(FILE, trouble)
+    hub.inject(FILE, fault)
     error = await node.fetch_error()
     assert error.kind == kind
     assert message.format(url=hub.url) in str(error)
@@ -48,7 +48,7 @@ async def test_rejected_token_is_named_by_variable_and_not_shown(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret")
-    hub.trouble("list", Trouble(status=401))
+    hub.inject("list", Fault(status=401))
     error = await node.fetch_error()
     assert f"is refused by {hub.url} (HTTP 401): check the name, and whether the token in TEST_HUB_TOKEN" in str(error)
     assert "hf_secret" not in repr((error.details, str(error)))
@@ -77,7 +77,7 @@ async def test_token_is_not_sent_to_redirect_targets(hub: FakeHub, node: Node, m
 
 @pytest.mark.parametrize("body", [b"<html>log in first</html>", b"[]", b'{"sha": "main"}', b"{" * 100_000])
 async def test_malformed_listing_is_rejected(hub: FakeHub, node: Node, body: bytes):
-    hub.trouble("list", Trouble(body=body))
+    hub.inject("list", Fault(body=body))
     error = await node.fetch_error()
     assert error.kind == "repo_refused"
     assert f"{hub.url}, which does not speak the protocol of the Hugging Face Hub" in str(error)
@@ -85,7 +85,7 @@ async def test_malformed_listing_is_rejected(hub: FakeHub, node: Node, body: byt
 
 async def test_slow_listing_is_aborted(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(web, "_TEXT_SECONDS", 0.05)
-    hub.trouble("list", Trouble(pace=0.1))
+    hub.inject("list", Fault(pace=0.1))
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
     assert f"{hub.url}, which sends its list too slowly" in str(error)

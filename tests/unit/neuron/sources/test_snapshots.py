@@ -9,7 +9,7 @@ import pytest
 
 from helexa.neuron.sources import snapshot as snapshots
 from helexa.neuron.sources.web import Site, WebError
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
 # --- disk errors
@@ -81,27 +81,27 @@ async def test_without_refresh_only_missing_files_are_requested(hub: FakeHub, tm
     assert hub.downloads() == ["model-2.safetensors"]
 
 
-@pytest.mark.parametrize("trouble", [Trouble(status=500), Trouble(status=404), Trouble(body=b"?"), Trouble(cut=3)])
-async def test_cached_model_loads_if_the_listing_fails(hub: FakeHub, node: Node, trouble: Trouble):
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(status=404), Fault(body=b"?"), Fault(cut=3)])
+async def test_cached_model_loads_if_the_listing_fails(hub: FakeHub, node: Node, fault: Fault):
     path = await node.fetch()
-    hub.trouble("list", trouble)
+    hub.inject("list", fault)
     assert await node.fetch() == path
-    assert not hub.troubles["list"], "the hub was not asked"
+    assert not hub.faults["list"], "the hub was not asked"
 
 
 async def test_listing_is_retried_if_the_model_is_not_cached(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble("list", Trouble(status=503), Trouble(status=429, headers=(("Retry-After", "3"),)))
+    hub.inject("list", Fault(status=503), Fault(status=429, headers=(("Retry-After", "3"),)))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == [1, 3]
     hub.repositories["org/other"] = {}
-    hub.trouble("list", *[Trouble(status=503)] * 3)
+    hub.inject("list", *[Fault(status=503)] * 3)
     assert "answered HTTP 503" in str(await node.fetch_error("org/other"))
 
 
 async def test_failed_update_keeps_the_cached_version_in_use(hub: FakeHub, node: Node, pauses: list[float]):
     path = await node.fetch()
     hub.repositories[NAME] = {FILE: WEIGHTS[::-1]}
-    hub.trouble(FILE, Trouble(status=404))
+    hub.inject(FILE, Fault(status=404))
     assert await node.fetch() == path
     assert path.read_bytes() == WEIGHTS
     assert (await node.fetch()).read_bytes() == WEIGHTS[::-1]
@@ -162,7 +162,7 @@ async def test_incomplete_download_is_not_used(
         hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1"
     )  # one at a time, so the last file by name is requested last
     hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "tokenizer_config.json": b"b"}
-    hub.trouble("tokenizer_config.json", *[Trouble(status=500)] * 5)
+    hub.inject("tokenizer_config.json", *[Fault(status=500)] * 5)
     assert (await node.fetch_error("org/dense")).kind == "repo_fetch_failed"
     if offline:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -177,7 +177,7 @@ async def test_another_model_of_the_commit_does_not_complete_it(
 ):
     node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")
     hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "vocab.txt": b"b", FILE: WEIGHTS}
-    hub.trouble("vocab.txt", *[Trouble(status=500)] * 5)
+    hub.inject("vocab.txt", *[Fault(status=500)] * 5)
     await node.fetch_error("org/dense")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "lacks vocab.txt" in str(await node.fetch_error("org/dense"))

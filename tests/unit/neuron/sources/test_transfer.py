@@ -7,32 +7,32 @@ import pytest
 from helexa.neuron.sources import transfer
 from helexa.neuron.sources.transfer import retry_delay
 from helexa.neuron.sources.web import WebError
-from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, WEIGHTS, Node
 
 
 @pytest.mark.parametrize(
-    ("troubles", "expected_pauses"),
+    ("faults", "expected_pauses"),
     [
-        ([Trouble(cut=2_000_000)], [1]),
-        ([Trouble(status=500)], [1]),
-        ([Trouble(status=503), Trouble(status=502), Trouble(cut=0)], [1, 2, 4]),
-        ([Trouble(status=429, headers=(("Retry-After", "7"),))], [7]),
-        ([Trouble(status=429, headers=(("Retry-After", "Wed, 21 Oct 2026 07:28:00 GMT"),))], [1]),
-        ([Trouble(cut=1_200_000), Trouble(cut=1_200_000), Trouble(cut=100_000), Trouble(cut=0)], [1, 1, 2, 4]),
+        ([Fault(cut=2_000_000)], [1]),
+        ([Fault(status=500)], [1]),
+        ([Fault(status=503), Fault(status=502), Fault(cut=0)], [1, 2, 4]),
+        ([Fault(status=429, headers=(("Retry-After", "7"),))], [7]),
+        ([Fault(status=429, headers=(("Retry-After", "Wed, 21 Oct 2026 07:28:00 GMT"),))], [1]),
+        ([Fault(cut=1_200_000), Fault(cut=1_200_000), Fault(cut=100_000), Fault(cut=0)], [1, 1, 2, 4]),
     ],
 )
 async def test_transient_error_is_retried(
-    hub: FakeHub, node: Node, pauses: list[float], troubles: list[Trouble], expected_pauses: list[float]
+    hub: FakeHub, node: Node, pauses: list[float], faults: list[Fault], expected_pauses: list[float]
 ):
-    hub.trouble(FILE, *troubles)
+    hub.inject(FILE, *faults)
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == expected_pauses
     assert node.partials() == []
 
 
 async def test_stalled_connection_is_retried(hub: FakeHub, tmp_path: Path, pauses: list[float]):
-    hub.trouble(FILE, Trouble(stall=1_000_000), Trouble(stall=0))
+    hub.inject(FILE, Fault(stall=1_000_000), Fault(stall=0))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1")
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == [1, 2]
@@ -40,38 +40,38 @@ async def test_stalled_connection_is_retried(hub: FakeHub, tmp_path: Path, pause
 
 
 async def test_slow_body_may_take_longer_than_the_stall_timeout(hub: FakeHub, tmp_path: Path, pauses: list[float]):
-    hub.trouble(FILE, Trouble(pace=0.15))
+    hub.inject(FILE, Fault(pace=0.15))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="1.2")
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == []
 
 
 async def test_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pauses: list[float]):
-    hub.trouble(FILE, *[Trouble(stall=0)] * 9)
+    hub.inject(FILE, *[Fault(stall=0)] * 9)
     error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").fetch_error()
     assert error.kind == "repo_fetch_failed"
     assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
-    hub.trouble("list", Trouble(stall=0))
+    hub.inject("list", Fault(stall=0))
     error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").fetch_error()
     assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
 
 
 async def test_server_that_ignores_ranges_restarts_the_file(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(ignore_range=True, cut=2_500_000), Trouble(ignore_range=True))
+    hub.inject(FILE, Fault(cut=2_000_000), Fault(ignore_range=True, cut=2_500_000), Fault(ignore_range=True))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
     assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
 
 
 async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, *[Trouble(ignore_range=True, cut=400_000)] * 9)
+    hub.inject(FILE, *[Fault(ignore_range=True, cut=400_000)] * 9)
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
     assert f"{hub.url}, which closed the connection after 400000 of 3072000 bytes" in str(error)
     assert pauses == [1, 2, 4, 8]
     (partial,) = node.partials()
     assert partial.read_bytes() == WEIGHTS[:400_000]
-    hub.troubles.clear()
+    hub.faults.clear()
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges[-1] == (FILE, "bytes=400000-")
 

@@ -40,7 +40,7 @@ YARN = {
     "beta_fast": 16.0,
     "beta_slow": 2.0,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
+TOOL_CALL_FORMATS: dict[str, dict[str, Any]] = {
     "llama": SHAPE | {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
     "qwen2": SHAPE | {"head_dim": 16, "tie_word_embeddings": True},
     "qwen3": SHAPE | {"rope_parameters": YARN},
@@ -60,7 +60,7 @@ TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def tiny(kind: str) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
-    config = AutoConfig.for_model(kind, **FAMILIES[kind])
+    config = AutoConfig.for_model(kind, **TOOL_CALL_FORMATS[kind])
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config).state_dict()
     generator = torch.Generator().manual_seed(13)
@@ -75,7 +75,7 @@ def opened(kind: str, folder: Path) -> tuple[GgufCheckpoint, PreTrainedConfig, d
     return GgufCheckpoint(write_model(folder / "model.gguf", config, state)), config, state
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", TOOL_CALL_FORMATS)
 def test_configuration_equals_the_original_of_transformers(kind: str, tmp_path: Path) -> None:
     checkpoint, config, _ = opened(kind, tmp_path)
     with checkpoint:
@@ -101,7 +101,7 @@ def test_configuration_equals_the_original_of_transformers(kind: str, tmp_path: 
     assert rebuilt == original
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", TOOL_CALL_FORMATS)
 def test_tensors_equal_the_hugging_face_originals(kind: str, tmp_path: Path) -> None:
     checkpoint, config, state = opened(kind, tmp_path)
     expected: dict[str, Tensor] = {}

@@ -35,7 +35,7 @@ def release_frames(error: BaseException) -> None:
         link.__traceback__ = None
 
 
-class Strikes:
+class OutOfMemoryCounter:
     """Counts consecutive steps that ran out of memory.
 
     A single failure may be caused by the requests in the step. After several failures in a row, the process counts as

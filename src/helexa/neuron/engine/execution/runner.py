@@ -1,8 +1,7 @@
 """The runner: a loaded model, its KV cache and its kernels. It runs one step at a time."""
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from helexa.neuron.engine.execution.buckets import buckets
 from helexa.neuron.engine.execution.device_errors import is_device_fault
 from helexa.neuron.engine.execution.model_facts import ModelFacts
+from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.step_buffers import StepBuffers
 from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_sums
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
@@ -28,26 +28,6 @@ from helexa.neuron.processes import heartbeat
 _log = logging.getLogger("helexa.neuron.engine")
 
 
-class OtherRanks(Protocol):
-    """The other ranks of an engine, as rank 0 uses them (see `RankProcesses`)."""
-
-    def run(self, step: StepInput) -> None:
-        """Make all other ranks compute a step."""
-        ...
-
-    def clear(self, pages: list[int]) -> None:
-        """Make all other ranks set the contents of KV pages to zero."""
-        ...
-
-    def touch_caches(self) -> None:
-        """Make all other ranks write to their whole KV caches."""
-        ...
-
-    def close(self) -> None:
-        """End the processes of all other ranks."""
-        ...
-
-
 class Runner:
     """Runs steps of a model on one device. The runner keeps no sequences: each step input is self-contained.
 
@@ -55,7 +35,7 @@ class Runner:
         ops: the kernels with which the model was built.
         request: the memory request of the model, from which the runner takes sizes.
         grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
-        others: the other ranks of the engine, in the process of rank 0; None for an engine of one process.
+        others: the other ranks of this host and the stages on other hosts; only the engine process has them.
 
     Attributes:
         facts: sizes of the model, set after loading.
@@ -71,7 +51,7 @@ class Runner:
         options: EngineOptions,
         request: MemoryRequest,
         grant: MemoryGrant,
-        others: "OtherRanks | None" = None,
+        others: Sequence[OtherProcesses] = (),
     ) -> None:
         self.device = ops.device
         self._others = others
@@ -86,13 +66,20 @@ class Runner:
         rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
         width = min(-(-request.context // PAGE_SIZE) + 1, grant.pages)
         self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
-        if ops.tabled and options.graphs and (model.capturable or ops.captures_state):
+        self._is_whole_model = model.loader.stage.is_whole_model
+        capturable = model.capturable or ops.captures_state
+        if ops.tabled and options.graphs and capturable and self._is_whole_model:
             drafting = options.speculation_max_sequences if options.speculation else 0
             self.buckets = buckets(grant.sequences, drafting)
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step and return its output."""
         return self.launch(step).read()
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether no other process computes a part of the model."""
+        return not self._others
 
     @torch.inference_mode()
     def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
@@ -104,8 +91,8 @@ class Runner:
             step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
             after: handle of the previous step; None if `step` has no negative tokens.
         """
-        if self._others is not None:
-            self._others.run(step)
+        for processes in self._others:
+            processes.run(step)
         last = None if after is None or after.sampled is None else after.sampled.tokens
         logits, sums, scores = self._advance(step, last)
         if step.sampling is None:
@@ -130,6 +117,8 @@ class Runner:
         self._copy_states(step.restores)
         logits, hidden = self.compute(step, last)
         self._copy_states(step.saves)
+        if not self._model.loader.stage.is_first:
+            return logits, {}, {}  # only stage 0 of a pipeline has hidden states of the last layer
         sums = begin_sums(step.hidden, hidden)
         return logits, sums, begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
 
@@ -138,14 +127,14 @@ class Runner:
 
         The step writes K and V of all rows to the KV cache.
         """
-        if self._others is not None:
-            self._others.run(step)
+        for processes in self._others:
+            processes.run(step)
         return self._advance(step, None)[0]
 
     def close(self) -> None:
-        """End the processes of the other ranks, if any."""
-        if self._others is not None:
-            self._others.close()
+        """End the other processes that compute the model, if any."""
+        for processes in self._others:
+            processes.close()
 
     @torch.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -167,6 +156,7 @@ class Runner:
             hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
         use_graph = model.capturable and batch.embeddings is None and batch.positions.dim() == 1
+        use_graph = use_graph and self._is_whole_model  # hidden states are exchanged in the middle of a pass
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 
@@ -195,8 +185,8 @@ class Runner:
 
     def touch_caches(self) -> None:
         """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""
-        if self._others is not None:
-            self._others.touch_caches()
+        for processes in self._others:
+            processes.touch_caches()
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
@@ -204,8 +194,8 @@ class Runner:
 
     def clear(self, pages: list[int]) -> None:
         """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
-        if self._others is not None:
-            self._others.clear(pages)
+        for processes in self._others:
+            processes.clear(pages)
         for cache in self._by_page():
             cache[pages] = 0
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.sampling.logprobs import Logprobs
-from helexa.neuron.engine.sampling.step_sampler import Refused, Sampled
+from helexa.neuron.engine.sampling.step_sampler import RejectionMasks, Sampled
 from helexa.neuron.engine.step.prompt_scores import ScoresReadback
 from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import HiddenRows
@@ -31,18 +31,18 @@ class StepInFlight:
     scores: Mapping[int, ScoresReadback] = field(default_factory=dict[int, ScoresReadback])
 
     @torch.inference_mode()
-    def read(self, refused: Refused | None = None) -> StepOutput:
+    def read(self, rejection_masks: RejectionMasks | None = None) -> StepOutput:
         """Wait for the results of this step, but not for steps launched later. Return the step's output.
 
         Args:
-            refused: function that returns masks of the allowed tokens for rows whose token a grammar rejects. None
-                accepts all tokens.
+            rejection_masks: function that returns masks of the allowed tokens for rows whose token a grammar rejects.
+                None accepts all tokens.
         """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
         if self.sampled is None or self.logprobs is None:
             return StepOutput([], hidden=sums, scores=scores)
-        tokens = self.sampled.read(refused)
+        tokens = self.sampled.read(rejection_masks)
         return StepOutput(tokens, self.logprobs.read(tokens), sums, scores)
 
 

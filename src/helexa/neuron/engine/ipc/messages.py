@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.text.pooling import Pooling
 
@@ -35,7 +36,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             On a CPU, the GPU kernels run in Triton's interpreter, slowly.
         quant: format to which unquantized weights are quantized while they load, one of the names in
             `weights.quant_form`; empty for no quantization.
-        threads: CPU threads, 0 for one per physical core, which the ranks share evenly.
+        threads: CPU threads of each rank. 0 for one per physical core: of the rank's CPUs if the rank is bound to CPUs
+            (see `ranks.cpu_binding`), else of the machine, whose cores the ranks share evenly.
         max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
             beyond the budget.
         max_prefill_beside_decode: maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The
@@ -60,6 +62,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             (`principal`), all prompts (`all`), or none (`off`).
         tensor_parallel: number of processes (ranks) that compute the model together. Each rank holds a part of the
             weights and of the KV cache, and has its own `threads`.
+        pipeline_parallel: number of hosts that compute the model together. Each host computes a part of the layers with
+            `tensor_parallel` ranks.
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
             the same requests in the same order get the same plans.
     """
@@ -85,6 +89,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     overlap: bool | None = None
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     step_timing: StepTiming = "measured"
 
 
@@ -167,6 +172,25 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
+class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The other hosts that compute a model together with host 0 (pipeline parallelism).
+
+    Attributes:
+        hosts: where the hosts accept connections, in the order of their stages.
+        own_address: address of host 0, from which the engine connects.
+        secret: the secret that all hosts of the group share.
+        version: version of the code of host 0 (see `code_version`).
+    """
+
+    hosts: list[HostAddress]
+    own_address: str
+    secret: bytes
+    version: str
+
+    def __repr__(self) -> str:
+        return f"HostGroup({', '.join(map(str, self.hosts))})"  # without the secret
+
+
 class Load(msgspec.Struct, frozen=True, tag="load"):
     """Server -> engine, as the first message: load this model, and run it with these options.
 
@@ -174,11 +198,13 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
         model: path of the model's file or folder.
         step_seconds: seconds without progress after which the server kills the engine. The engine limits the size of
             its steps so that each takes a fraction of this time.
+        group: the other hosts that compute parts of the model; None if this host computes the whole model.
     """
 
     model: str
     options: EngineOptions
     step_seconds: float
+    group: HostGroup | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -300,7 +326,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
     """Engine -> server: the model could not be loaded. `message` says why, in one line."""
 
-    kind: Literal["model_file", "out_of_memory", "device", "internal"]
+    kind: Literal["model_file", "does_not_fit", "out_of_memory", "device", "internal"]
     message: str
 
 

@@ -21,9 +21,15 @@ def chain_of(salt: str) -> list[bytes]:
 
 
 def extend(chain: list[bytes], tokens: list[int], pages: int, page_size: int) -> None:
-    """Append page hashes to `chain` until it contains the hashes of the first `pages` pages of `tokens`.
+    """Append hashes to the hash chain of a sequence until the chain covers `pages` pages.
 
-    Afterwards `chain[i + 1]` is the hash of page i.
+    `chain[0]` is the hash of the salt (see `chain_of`). Afterwards, `chain[i + 1]` is the hash of page i.
+
+    Args:
+        chain: hash chain of the sequence, which may already cover some pages.
+        tokens: tokens of the sequence.
+        pages: number of full pages from the start of the sequence whose hashes the chain must contain.
+        page_size: number of tokens per page.
     """
     for start in range((len(chain) - 1) * page_size, pages * page_size, page_size):
         digest = blake2b(chain[-1], digest_size=_BYTES)

@@ -8,6 +8,7 @@ import torch
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.memory_request import free_memory
+from helexa.neuron.engine.ranks.cpu_binding import cpus_for
 from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
 from helexa.neuron.ops.protocol import Ops
@@ -80,6 +81,13 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
     return policy
 
 
-def threads_per_rank(options: EngineOptions) -> int:
-    """Return the number of CPU threads of each rank of an engine."""
-    return options.threads or max(physical_cores() // options.tensor_parallel, 1)
+def threads_of_rank(options: EngineOptions, rank: int) -> int:
+    """Return the number of CPU threads of a rank of an engine.
+
+    By default, a rank that is bound to CPUs has one thread per physical core of its CPUs. Ranks that are not bound
+    share the physical cores evenly.
+    """
+    if options.threads:
+        return options.threads
+    own = cpus_for(options, rank)
+    return physical_cores(own) if own else max(physical_cores() // options.tensor_parallel, 1)

@@ -1,5 +1,7 @@
 """Divides free memory among a model's weights, KV cache and recurrent states. The functions have no side effects."""
 
+from collections.abc import Sequence
+
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 
@@ -39,6 +41,21 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
     state_bytes = (sequences + snapshots) * request.state
     total = max(fixed_bytes + _cache(request, pages) + state_bytes, request.weights + request.loading)
     return MemoryGrant(total=total, pages=pages, sequences=sequences, snapshots=snapshots)
+
+
+def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
+    """Return the grant that fits all hosts of a model: the fewest pages, sequences and snapshots of all grants.
+
+    Args:
+        grants: the grant of each host, and the bytes of recurrent state in the host's layers. If it is 0, the host does
+            not limit the number of snapshots.
+    """
+    return MemoryGrant(
+        total=grants[0][0].total,
+        pages=min(grant.pages for grant, _ in grants),
+        sequences=min(grant.sequences for grant, _ in grants),
+        snapshots=min((grant.snapshots for grant, state in grants if state), default=0),
+    )
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:

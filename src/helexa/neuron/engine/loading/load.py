@@ -1,40 +1,35 @@
-"""Loads a model: opens its files, requests memory, builds the model, and checks that its logits are finite."""
+"""Loads a model: requests memory, builds the model, and checks that its logits are finite."""
 
 import gc
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import torch
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.model_facts import ModelFacts
+from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
-from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
-from helexa.neuron.engine.loading.fit import divide_free_memory
-from helexa.neuron.engine.loading.memory_estimate import estimate_memory
+from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.loading.build import Build, load_part
+from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
-from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
-from helexa.neuron.engine.ranks.connect import exchange_for
-from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded
+from helexa.neuron.engine.loading.memory_request import usable_memory
+from helexa.neuron.engine.pipeline.layer_division import divide_layers
+from helexa.neuron.engine.pipeline.messages import StageGranted
+from helexa.neuron.engine.pipeline.remote_stages import RemoteStages
+from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
-from helexa.neuron.layers.loader import Loader
-from helexa.neuron.models import model_class
+from helexa.neuron.layers.stage import Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
-_EXCHANGE_SECONDS = 60.0  # time limit of an exchange over gloo; the server's limit for steps is usually shorter
 
 
 class NotFiniteError(ModelFileError):
@@ -46,6 +41,7 @@ def load(
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
+    group: HostGroup | None = None,
 ) -> Runner:
     """Load a model and return its runner.
 
@@ -56,6 +52,7 @@ def load(
         on_progress: called with the bytes read so far and the total bytes while the weights load.
         ask: function that sends a memory request to the server and returns the grant. It is called before weights are
             read. On a GPU, it is called again with measured sizes after the weights are loaded.
+        group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
     Raises:
         DoesNotFitError: the model needs more memory than is free; the message contains both sizes.
@@ -64,14 +61,14 @@ def load(
         DeviceError: the device cannot be used.
     """
     try:
-        return load_once(model_path, options, on_progress, ask)
+        return load_once(model_path, options, on_progress, ask, group)
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
         _log.warning("%s; it is loaded again in float32", str(error))  # the error itself would keep the model alive
     gc.collect()
     torch.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
-    return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
+    return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask, group)
 
 
 def load_once(
@@ -79,6 +76,7 @@ def load_once(
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
+    group: HostGroup | None = None,
 ) -> Runner:
     """Load a model in the dtype of the options, and return its runner.
 
@@ -88,163 +86,107 @@ def load_once(
         NotFiniteError: the model computes NaN or infinite logits in this dtype.
     """
     ranks = options.tensor_parallel
-    with _Build(model_path, options, RankGroup(0, ranks)) as build:
-        request = build.request(ranks)
+    with ExitStack() as opened, ExitStack() as on_error:
+        stages = None
+        if group is not None:  # connect first, because starting the stage processes takes seconds
+            stages = on_error.enter_context(closing(RemoteStages(group, model_path, options)))
+        build = opened.enter_context(Build(model_path, options, RankGroup(0, ranks)))
+        total = build.checkpoint.total_bytes
+        read = [0] * (1 + (0 if group is None else len(group.hosts)))
+
+        def on_host_progress(host: int, done: int) -> None:
+            read[host] = done
+            on_progress(min(sum(read), total), total)
+
+        def on_own_progress(done: int) -> None:
+            if stages is not None:
+                stages.check()
+            on_host_progress(0, done)
+
+        layers = [] if stages is None else _divide_among_hosts(build, stages)
+        request = build.request()
         grant = ask(request)
-        others = None if ranks == 1 else _start_ranks(build, request, grant)
-        try:
-            return _load_rank_0(build, request, grant, others, on_progress, ask)
-        except BaseException:
-            if others is not None:
-                others.close()
-            raise
+        granted: list[StageGranted] = []
+        if stages is not None:
+            granted = stages.load(layers[1:], build.final_options, on_host_progress)
+            grant = least_grant([(grant, request.state), *((stage.grant, stage.state) for stage in granted)])
+        other_ranks = None if ranks == 1 else on_error.enter_context(closing(RankProcesses(ranks)))
+        model, loaded = load_part(build, other_ranks, on_own_progress)
+        if stages is not None:
+            loaded += stages.wait_until_loaded()
+        on_progress(total, total)
+        if build.device.type == "cuda" and stages is None:
+            request = measured_on_device(
+                model, build.ops, options, request, grant.sequences, lambda: on_progress(total, total)
+            )
+            grant = ask(request)
+        others = [process for process in (other_ranks, stages) if process is not None]
+        runner, token_seconds = _start(build, model, request, grant, others)
+        runner.facts = _facts(build, model, request, grant, loaded, granted, token_seconds)
+        on_error.pop_all()
+        return runner
 
 
-def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
-    """Load the part of a model that belongs to a rank after rank 0; return the model and its kernels.
+def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
+    """Divide the layers among the hosts by their free memory, and return the layers of each host.
 
-    Args:
-        on_progress: called with (bytes read, total bytes) while the weights load.
-
-    Raises:
-        ModelFileError: the model cannot be loaded, or this process chose other kernels than rank 0.
+    The function sets the stage of `build` to the layers of host 0.
     """
-    options = message.options
-    with _Build(Path(message.model), options, RankGroup(message.rank, options.tensor_parallel)) as build:
-        if build.ops.name != message.kernels:
-            raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
-        return build.model(on_progress), build.ops
+    free_bytes = [usable_memory(build.device, build.options), *stages.free_memory()]
+    layers = divide_layers(*build.sizes(), free_bytes)
+    build.stage = Stage(layers[0], stages)
+    for host, (part, free) in enumerate(zip(layers, free_bytes, strict=True)):
+        _log.info("host=%d layers=%d-%d free_mb=%d", host, part.start, part.stop - 1, free >> 20)
+    return layers
 
 
-class _Build:
-    """A checkpoint that is open for loading, with the kernels and the quantization that the model will use."""
+def _start(
+    build: Build, model: Decoder, request: MemoryRequest, grant: MemoryGrant, others: Sequence[OtherProcesses]
+) -> tuple[Runner, float]:
+    """Allocate the caches of all processes, and check that the model computes finite logits.
 
-    def __init__(self, path: Path, options: EngineOptions, ranks: RankGroup) -> None:
-        self.path = path
-        self.options = options
-        self.device = usable_device(options.device)
-        self.checkpoint = open_checkpoint(path)
-        try:
-            self.model_type = str(self.checkpoint.config.get("model_type"))
-            self.architecture = model_class(self.model_type)
-            self._config = {**self.architecture.defaults, **self.checkpoint.config}
-            with self._invalid_configuration():
-                self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
-                self.ops.ranks = ranks
-                layers = int(self._config.get("num_hidden_layers") or 0)
-                self.policy = policy_for(options, self.checkpoint, layers, self.ops)
-        except BaseException:
-            self.checkpoint.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.checkpoint.close()
-
-    def request(self, ranks: int) -> MemoryRequest:
-        """Return the memory request of all ranks together."""
-        with self._invalid_configuration():
-            estimate = estimate_memory(self.checkpoint, self.architecture, self._config, self.ops, self.policy)
-        request = memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
-        processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
-        return msgspec.structs.replace(request, step=request.step + processes)
-
-    def model(self, on_progress: Callable[[int, int], None]) -> Decoder:
-        """Read the weights and return the model."""
-        store = self.ops.store(self.path, self.policy.quant)
-        total = self.checkpoint.total_bytes
-        with self._invalid_configuration():
-            loader = Loader(self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy)
-            model = self.architecture(self._config, loader)
-        if store is not None:
-            store.save()
-        return model
-
-    @contextmanager
-    def _invalid_configuration(self) -> Iterator[None]:
-        """Raise a ModelFileError if the configuration has values that a model cannot have."""
-        try:
-            yield
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
+    Returns:
+        The runner, and the duration of a step with one token.
+    """
+    for processes in others:
+        processes.allocate(request, grant)
+    runner = Runner(model, build.ops, build.options, request, grant, others)
+    if build.options.kv_cache_mb:  # missing memory shows now, not while serving
+        runner.touch_caches()
+    start_time = time.perf_counter()
+    if not runner.computes_finite_logits(0, 0):
+        dtype = str(build.ops.dtype).removeprefix("torch.")
+        raise NotFiniteError(f"{build.path.name}: its logits are not finite numbers in {dtype}")
+    return runner, time.perf_counter() - start_time
 
 
-def _start_ranks(build: _Build, request: MemoryRequest, grant: MemoryGrant) -> RankProcesses:
-    """Start the processes of the other ranks, which begin to load their parts of the model."""
-    others = RankProcesses(build.options.tensor_parallel)
-    options = msgspec.structs.replace(build.options, quant=build.policy.quant)
-    others.load(
-        lambda rank: LoadRank(
-            model=str(build.path),
-            options=options,
-            kernels=build.ops.name,
-            rank=rank,
-            request=request,
-            grant=grant,
-            rendezvous=str(others.rendezvous / "store"),
-            step_seconds=_EXCHANGE_SECONDS,
-        )
-    )
-    return others
-
-
-def _load_rank_0(
-    build: _Build,
+def _facts(
+    build: Build,
+    model: Decoder,
     request: MemoryRequest,
     grant: MemoryGrant,
-    others: RankProcesses | None,
-    on_progress: Callable[[int, int], None],
-    ask: Callable[[MemoryRequest], MemoryGrant],
-) -> Runner:
-    """Load the part of rank 0, wait until all ranks are connected, and return the runner."""
-    options, ops, total = build.options, build.ops, build.checkpoint.total_bytes
-    read = [0] * ops.ranks.count
-
-    def on_rank_progress(rank: int, done: int) -> None:
-        read[rank] = done
-        on_progress(sum(read) // len(read), total)
-
-    model = build.model(lambda done, _: on_rank_progress(0, done))
-    step_bytes = ops.step_bytes
-    if others is not None:
-        own = RankLoaded(model.loader.matrix_bytes, step_bytes)
-        ranks = [own, *others.wait_until_loaded(on_rank_progress)]
-        for rank, loaded in enumerate(ranks):
-            _log.info("rank %d of %d: %.2f MiB of weights", rank, len(ranks), loaded.matrix_bytes / 2**20)
-        step_bytes = sum(loaded.step_bytes for loaded in ranks)
-        ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
-        others.connected()
-        on_progress(total, total)
-    parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())
-    if build.device.type == "cuda":
-        request = measured_on_device(model, ops, options, request, grant.sequences, lambda: on_progress(total, total))
-        grant = ask(request)
-    facts = ModelFacts(
+    loaded: Sequence[RankLoaded],
+    granted: Sequence[StageGranted],
+    token_seconds: float,
+) -> ModelFacts:
+    page = request.page + sum(stage.page for stage in granted)
+    state = request.state + sum(stage.state for stage in granted)
+    if state:
+        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state / 2**20, grant.snapshots)
+    return ModelFacts(
         model_type=build.model_type,
         vocab_size=model.vocab_size,
         context_length=min(request.context, grant.pages * PAGE_SIZE),
-        parameters=parameters,
-        weight_bytes=total,
-        step_bytes=step_bytes,
-        token_bytes=request.page // PAGE_SIZE,
-        kv_bytes=grant.pages * request.page,
+        parameters=build.parameters,
+        weight_bytes=build.checkpoint.total_bytes,
+        step_bytes=sum(part.step_bytes for part in loaded),
+        token_bytes=page // PAGE_SIZE,
+        kv_bytes=grant.pages * page,
         kv_pages=grant.pages,
-        state_bytes=request.state,
+        state_bytes=state,
         snapshots=grant.snapshots,
         max_sequences=grant.sequences,
         memory_bytes=grant.total,
         quant=build.policy.quant,
+        token_seconds=token_seconds,
     )
-    if model.recurrent:
-        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", request.state / 2**20, grant.snapshots)
-    runner = Runner(model, ops, options, request, grant, others)
-    if options.kv_cache_mb:  # missing memory shows now, not while serving
-        runner.touch_caches()
-    start_time = time.perf_counter()
-    if not runner.computes_finite_logits(0, 0):
-        dtype = str(ops.dtype).removeprefix("torch.")
-        raise NotFiniteError(f"{build.path.name}: its logits are not finite numbers in {dtype}")
-    runner.facts = replace(facts, token_seconds=time.perf_counter() - start_time)
-    return runner

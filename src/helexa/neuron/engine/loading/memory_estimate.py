@@ -9,6 +9,7 @@ from torch import Tensor
 
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
@@ -59,13 +60,14 @@ def estimate_memory(
     config: dict[str, Any],
     ops: Ops,
     policy: QuantPolicy,
+    stage: Stage = WHOLE_MODEL,
 ) -> MemoryEstimate:
     """Return the memory that a model needs with the kernels `ops`, without reading its weights.
 
     Raises:
         ModelFileError: the model cannot be built. Loading it would raise the same error.
     """
-    sizes = _WeightSizes(checkpoint, ops, policy)
+    sizes = _WeightSizes(checkpoint, ops, policy, stage)
     model = architecture(config, sizes)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
@@ -108,8 +110,8 @@ class _WeightSizes(Loader):
         widest: largest number of input and output values per row of a matrix product so far, without the output head.
     """
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
-        super().__init__(checkpoint, ops, lambda done: None)
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy, stage: Stage) -> None:
+        super().__init__(checkpoint, ops, lambda done: None, stage=stage)
         self.allocated = self.peak = self.widest = 0
         self._quantization = policy
         self._embedding: Embedding | None = None
@@ -122,10 +124,10 @@ class _WeightSizes(Loader):
         `read` is not called, so no weights are read.
         """
         name = key.partition("#")[0]
-        transient_bytes = self.checkpoint.on_meta(name, shape).nbytes  # each rank reads the whole tensor
         if ranges:
             shape = (sum(map(len, ranges)), *shape[1:])
         weight = self.checkpoint.on_meta(name, shape)
+        transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, quant_format) or weight

@@ -14,6 +14,7 @@ from helexa.neuron.ops.protocol import Ops
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
 _CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
 _SHARE, _CUDA_SHARE = 0.25, 0.8  # of the memory after weights and states; other programs share a CPU's memory
+_MOST_PAGES = 1 << 30
 _SNAPSHOT_PART = 8  # divisor of free memory for the snapshots' share
 _MOST_SNAPSHOTS = 4096
 _SAMPLING = 6  # temporary arrays of the logits' size during sampling
@@ -27,10 +28,12 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
     options set no size, `MemoryRequest.share` limits the KV cache to a fraction of the memory.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
-    available = min(free, limit or free)
+    available = usable_memory(ops.device, options)
     context = min(options.context_length or estimate.context, estimate.context)
     cuda = ops.device.type == "cuda"
-    if options.kv_cache_mb:
+    if not estimate.page:  # a stage of a pipeline that has only recurrent layers
+        pages, share = _MOST_PAGES, 1.0
+    elif options.kv_cache_mb:
         pages, share = options.kv_cache_mb * 2**20 // estimate.page, 1.0
     elif cuda:
         pages, share = available // estimate.page, _CUDA_SHARE
@@ -79,6 +82,12 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
 def free_memory(device: torch.device) -> int:
     """Return the free memory of a device in bytes."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
+
+
+def usable_memory(device: torch.device, options: EngineOptions) -> int:
+    """Return the free memory of a device in bytes, at most the limit in the options."""
+    free = free_memory(device)
+    return min(free, options.memory_limit_mb * 2**20 or free)
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:

@@ -49,7 +49,7 @@ class RecordedScheduler(Scheduler):
         """Record the request of a new sequence, and queue the sequence as `Scheduler.add` does."""
         salt = self._principals.setdefault(sequence.principal, f"principal-{len(self._principals)}")
         request = msgspec.structs.replace(sequence.request, salt=salt, grammar="", sampling=SamplingParams())
-        pooled, guided = sequence.pooled is not None, sequence.guide is not None
+        pooled, guided = sequence.pooled is not None, sequence.matcher is not None
         self._write(Added(request=request, pooled=pooled, guided=guided))
         return super().add(sequence)
 
@@ -80,16 +80,16 @@ class RecordedScheduler(Scheduler):
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
         """Apply the results of a finished step, as `Scheduler.commit` does, and record the results."""
-        guides = {
-            entry.sequence.id: (guide, guide.ahead)
+        matchers = {
+            entry.sequence.id: (matcher, matcher.ahead)
             for entry in plan
-            if entry.samples and entry.sequence.pages and (guide := entry.sequence.guide) is not None
+            if entry.samples and entry.sequence.pages and (matcher := entry.sequence.matcher) is not None
         }
         outputs = super().commit(plan, sampled, seconds, logprobs, hidden, scores)
         token_counts = {output.id: len(output.tokens) for output in outputs}
         grammars = [
-            GrammarResult(number, ahead, token_counts[number], guide.ended, bool(guide.error))
-            for number, (guide, ahead) in guides.items()
+            GrammarResult(number, ahead, token_counts[number], matcher.ended, bool(matcher.error))
+            for number, (matcher, ahead) in matchers.items()
         ]
         errors = {output.id for output in outputs if output.finish == "error"}
         not_finite = errors - {result.id for result in grammars if result.failed}

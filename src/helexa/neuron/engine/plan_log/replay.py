@@ -88,7 +88,7 @@ class _Repeated:
 
     def __init__(self, setup: Setup) -> None:
         self.scheduler = Scheduler(*setup.arguments())
-        self._guides: dict[int, _RecordedMatcher] = {}
+        self._matchers: dict[int, _RecordedMatcher] = {}
         self._launched: deque[Plan] = deque()
 
     def add(self, record: Added) -> None:
@@ -96,7 +96,7 @@ class _Repeated:
         request = record.request
         sequence = Sequence(request, pooled=PooledVector("last", len(request.prompt)) if record.pooled else None)
         if record.guided:
-            sequence.guide = self._guides[request.id] = _RecordedMatcher()
+            sequence.matcher = self._matchers[request.id] = _RecordedMatcher()
         self.scheduler.add(sequence)
 
     def plan(self, record: Planned) -> Planned:
@@ -107,8 +107,8 @@ class _Repeated:
                 came from grammars.
         """
         for entry in record.entries:
-            if entry.id in self._guides:
-                self._guides[entry.id].planned = entry
+            if entry.id in self._matchers:
+                self._matchers[entry.id].planned = entry
         with as_after(self._launched[0]) if record.ahead else nullcontext():
             plan = self.scheduler.plan_after() if record.ahead else self.scheduler.plan()
             replayed = Planned.from_plan(plan, ahead=record.ahead)
@@ -120,7 +120,7 @@ class _Repeated:
         """Commit the oldest plan in flight with the results in `record`."""
         plan = self._launched.popleft()
         for result in record.grammars:
-            self._guides[result.id].take(result)
+            self._matchers[result.id].take(result)
         pooled = [entry.sequence.id for entry in plan if entry.sequence.pooled is not None]
         hidden = {number: np.array([_NAN if number in record.not_finite else 1.0], np.float32) for number in pooled}
         self.scheduler.commit(

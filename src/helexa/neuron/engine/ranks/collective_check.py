@@ -21,6 +21,8 @@ import torch
 
 from helexa.neuron.engine.ipc.collective_result import CollectiveResult
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
@@ -43,6 +45,7 @@ def check(group: RankGroup, memory_fd: int, rendezvous: Path) -> Iterator[Collec
         memory_fd: descriptor from `SharedMemory.create`.
         rendezvous: path of a file that does not exist yet, at which the ranks meet.
     """
+    cpu_binding.bind(EngineOptions(tensor_parallel=group.count), group.rank)
     torch.set_num_threads(1)
     for name, ops in _kernels():
         ops.ranks = group

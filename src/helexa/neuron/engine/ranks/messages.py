@@ -10,27 +10,46 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, Memory
 RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]
 
 
+class StageLayers(msgspec.Struct, frozen=True):
+    """The decoder layers of a host in a pipeline: the first layer, and the layer after the last layer."""
+
+    start: int
+    stop: int
+
+
 class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """Rank 0 -> rank, as the first message: load the rank's part of a model.
+    """Rank 0 -> rank, as the first message: load the rank's part of a model. The rank replies with `RankLoaded`.
 
     Attributes:
         model: path of the model's file or folder.
         options: options of the engine; `quant` is the format that rank 0 chose.
         kernels: name of the kernels of rank 0 (see `Ops.name`). The rank must have the same kernels.
         rank: number of the rank, from 1.
-        request, grant: memory request and grant of the whole engine, from which the runner takes sizes.
         rendezvous: path of the file at which ranks without shared memory meet.
         step_seconds: time limit of one exchange between ranks without shared memory.
+        layers: the decoder layers of this host; None for all layers.
     """
 
     model: str
     options: EngineOptions
     kernels: str
     rank: int
-    request: MemoryRequest
-    grant: MemoryGrant
     rendezvous: str
     step_seconds: float
+    layers: StageLayers | None = None
+
+
+class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
+    """Rank 0 -> rank: build a runner with a KV cache and buffers. The rank replies with `RankAllocated`.
+
+    The new runner replaces an earlier runner, whose memory is released first.
+
+    Attributes:
+        request, grant: memory request and grant of the whole engine, from which the runner takes sizes.
+    """
+
+    request: MemoryRequest
+    grant: MemoryGrant
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="step"):
@@ -75,15 +94,19 @@ class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     step_bytes: int
 
 
+class RankAllocated(msgspec.Struct, frozen=True, tag="allocated"):
+    """Rank -> rank 0: the rank has built the runner that `Allocate` describes."""
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Rank -> rank 0: the rank cannot load its part of the model."""
+    """Rank -> rank 0, instead of another reply: the rank cannot do what rank 0 sent. Rank 0 then ends the rank."""
 
     kind: RankErrorKind
     message: str
 
 
-ToRank = LoadRank | RunStep | ClearPages | TouchCaches
-FromRank = RankProgress | RankLoaded | RankFailed
+ToRank = LoadRank | Allocate | RunStep | ClearPages | TouchCaches
+FromRank = RankProgress | RankLoaded | RankAllocated | RankFailed
 
 
 def digest_of(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ import logging
 import os
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,15 +12,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.ranks.messages import (
+    Allocate,
     ClearPages,
     FromRank,
     LoadRank,
+    RankAllocated,
     RankFailed,
     RankLoaded,
     RankProgress,
@@ -40,6 +45,9 @@ _ERRORS: Mapping[str, type[Exception]] = {
     "out_of_memory": MemoryError,
     "internal": HelexaError,
 }
+
+
+Reply = TypeVar("Reply", bound=FromRank)
 
 
 class RankError(HelexaError):
@@ -70,6 +78,10 @@ class RankProcesses:
         self._closing = False
         self._steps = 0
         self._connections: list[socket.socket] = []
+        self._decoders: list[FrameDecoder] = []
+        self._selector = selectors.DefaultSelector()
+        self._replies: dict[int, FromRank] = {}
+        self._on_progress: Callable[[int, int], None] = lambda rank, done: None
         self._processes: list[subprocess.Popen[bytes]] = []
         self.memory_fd = SharedMemory.create()
         try:
@@ -79,51 +91,58 @@ class RankProcesses:
             self.close()
             raise
         self._watchers = [
-            threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
-            for rank, process in enumerate(self._processes, start=1)
+            threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(1, count)
         ]
         for watcher in self._watchers:
             watcher.start()
 
-    def load(self, message: Callable[[int], LoadRank]) -> None:
-        """Send the message `message(rank)` to each rank, which then starts to load."""
+    def load(self, message: Callable[[int], LoadRank], on_progress: Callable[[int, int], None]) -> None:
+        """Send the message `message(rank)` to each rank, which then starts to load.
+
+        Args:
+            on_progress: called with (rank, bytes read by this rank) by the methods that receive messages.
+        """
+        self._on_progress = on_progress
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
 
-    def wait_until_loaded(self, on_progress: Callable[[int, int], None]) -> list[RankLoaded]:
-        """Wait until all ranks have loaded their weights, and return the sizes that the ranks after rank 0 report.
-
-        Args:
-            on_progress: called with (rank, bytes read by this rank).
+    def check(self) -> None:
+        """Handle the messages that ranks have sent, without waiting. Called while rank 0 loads its own part.
 
         Raises:
             ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
         """
-        loaded: dict[int, RankLoaded] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank, connection in enumerate(self._connections, start=1):
-                selector.register(connection, selectors.EVENT_READ, (rank, FrameDecoder(FromRank)))
-            while len(loaded) < len(self._connections):
-                for key, _ in selector.select():
-                    rank, decoder = key.data
-                    data = self._connections[rank - 1].recv(1 << 16)
-                    if not data:
-                        raise RankError(f"the process of rank {rank} ended while it loaded the model")
-                    heartbeat.beat()
-                    for message in decoder.feed(data):
-                        if isinstance(message, RankFailed):
-                            raise _ERRORS[message.kind](f"rank {rank}: {message.message}")
-                        if isinstance(message, RankProgress):
-                            on_progress(rank, message.done)
-                        elif isinstance(message, RankLoaded):
-                            loaded[rank] = message
-        return [loaded[rank] for rank in sorted(loaded)]
+        self._receive(timeout=0)
+
+    def wait_until_loaded(self) -> list[RankLoaded]:
+        """Wait until all ranks have loaded their weights, and return the sizes that the ranks after rank 0 report.
+
+        Raises:
+            ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
+        """
+        return self._wait(RankLoaded)
+
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant) -> None:
+        """Make all ranks build a runner with the granted sizes, and wait until they have built it.
+
+        Raises:
+            DeviceError, MemoryError, HelexaError: a rank cannot allocate the memory.
+        """
+        self._send_all(Allocate(request, grant))
+        self._wait(RankAllocated)
+        # All ranks are connected now. A killed engine leaves no rendezvous file.
+        shutil.rmtree(self.rendezvous, ignore_errors=True)
 
     def run(self, step: StepInput) -> None:
         """Send a step to all ranks, which compute it without sampling."""
         data = encode_step(step)
         self._send_all(RunStep(self._steps, data, digest_of(data)))
         self._steps += 1
+
+    def relay(self, message: RunStep | ClearPages | TouchCaches) -> None:
+        """Send a message of the engine on host 0 to all ranks of this host."""
+        self._send_all(message)
 
     def clear(self, pages: list[int]) -> None:
         """Make all ranks set the contents of KV pages to zero."""
@@ -132,10 +151,6 @@ class RankProcesses:
     def touch_caches(self) -> None:
         """Make all ranks write to their whole KV caches."""
         self._send_all(TouchCaches())
-
-    def connected(self) -> None:
-        """Remove the rendezvous file. Called when all ranks are connected, so that a killed engine leaves no file."""
-        shutil.rmtree(self.rendezvous, ignore_errors=True)
 
     def close(self) -> None:
         """Kill the processes of all ranks, and wait until they have ended."""
@@ -147,31 +162,70 @@ class RankProcesses:
             connection.close()
             assert process.stdin is not None
             process.stdin.close()
+        self._selector.close()
         os.close(self.memory_fd)
         shutil.rmtree(self.rendezvous, ignore_errors=True)
 
     def _start(self, rank: int) -> None:
         own_end, rank_end = socket.socketpair()
         with rank_end:
-            self._connections.append(own_end)
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "helexa.neuron.engine.rank_process"),
-                        *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self.memory_fd)),
-                    ],
-                    stdin=subprocess.PIPE,  # the parent-death watch
-                    stdout=subprocess.DEVNULL,
-                    env=ENVIRONMENT | os.environ,
-                    pass_fds=(rank_end.fileno(), self.memory_fd),
-                )
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "helexa.neuron.engine.rank_process"),
+                    *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self.memory_fd)),
+                ],
+                stdin=subprocess.PIPE,  # the parent-death watch
+                stdout=subprocess.DEVNULL,
+                env=ENVIRONMENT | os.environ,
+                pass_fds=(rank_end.fileno(), self.memory_fd),
             )
+        self._processes.append(process)
+        self._connections.append(own_end)
+        self._decoders.append(FrameDecoder(FromRank))
+        self._selector.register(own_end, selectors.EVENT_READ, rank)
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+    def _watch(self, rank: int) -> None:
+        ending = self._ending(rank)
         if not self._closing:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._on_end(f"the process of rank {rank} {how}")
+            self._on_end(ending)
+
+    def _ending(self, rank: int) -> str:
+        """Wait until the process of a rank has ended, and return how it ended."""
+        code = self._processes[rank - 1].wait()
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        how = f"was ended by signal {-code}{hint}" if code < 0 else f"ended with exit code {code}"
+        return f"the process of rank {rank} {how}"
+
+    def _wait(self, kind: type[Reply]) -> list[Reply]:
+        """Wait until each rank has replied, and return the replies, of type `kind`, in the order of the ranks."""
+        while len(self._replies) < len(self._connections):
+            self._receive(timeout=None)
+        replies: list[Reply] = []
+        for rank, reply in sorted(self._replies.items()):
+            if not isinstance(reply, kind):
+                raise RankError(f"the process of rank {rank} sent {type(reply).__name__} instead of {kind.__name__}")
+            replies.append(reply)
+        self._replies.clear()
+        return replies
+
+    def _receive(self, timeout: float | None) -> None:
+        """Receive messages of the ranks, and keep the replies. Wait at most `timeout` seconds, or without a limit.
+
+        Without a limit, the server ends this process if neither this process nor a rank makes progress.
+        """
+        for key, _ in self._selector.select(timeout):
+            rank = key.data
+            data = self._connections[rank - 1].recv(1 << 16)
+            if not data:
+                raise RankError(self._ending(rank))
+            heartbeat.beat()
+            for message in self._decoders[rank - 1].feed(data):
+                if isinstance(message, RankFailed):
+                    raise _ERRORS[message.kind](f"rank {rank}: {message.message}")
+                if isinstance(message, RankProgress):
+                    self._on_progress(rank, message.done)
+                else:
+                    self._replies[rank] = message
 
     def _send_all(self, message: ToRank) -> None:
         for rank, connection in enumerate(self._connections, start=1):

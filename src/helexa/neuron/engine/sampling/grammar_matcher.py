@@ -35,8 +35,8 @@ class GrammarMatcher:
         error: reason why the sequence cannot continue; empty if it can.
         bad_grammar: whether the grammar is the cause of `error`. If False, the engine chose a token that the grammar
             does not allow.
-        ahead: maximum number of drafts that may be accepted, of the drafts in the last call of `refused`. It is smaller
-            than the number of drafts if the matcher failed on a draft.
+        ahead: maximum number of drafts that may be accepted, of the drafts in the last call of `rejection_masks`. It is
+            smaller than the number of drafts if the matcher failed on a draft.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GrammarMatcher:
         self._spent(start_time)
         return drafts[:count] if usable else ()
 
-    def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
+    def rejection_masks(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
         """Return a mask of the allowed tokens for each chosen token that the grammar does not allow.
 
         Args:
@@ -111,11 +111,11 @@ class GrammarMatcher:
         start_time = self._clock()
         self.ahead = len(drafts)
         allowed = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # the most frequent case
-        masks = {} if allowed else self._refused(chosen, drafts)
+        masks = {} if allowed else self._rejection_masks(chosen, drafts)
         self._spent(start_time, len(chosen))
         return masks
 
-    def _refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
+    def _rejection_masks(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
         masks: dict[int, Mask] = {}
         matcher = self._matcher
         for row, (token, draft) in enumerate(zip(chosen, (*drafts, None), strict=True)):

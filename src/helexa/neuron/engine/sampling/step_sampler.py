@@ -25,7 +25,7 @@ from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.sampling import Settings
 from helexa.neuron.ops.upload import upload
 
-Refused = Callable[[list[int]], dict[int, Mask]]
+RejectionMasks = Callable[[list[int]], dict[int, Mask]]
 """Type of functions that receive one token per row, and return a mask of the allowed tokens for each rejected token."""
 
 _MASK64 = (1 << 64) - 1
@@ -46,15 +46,15 @@ class Sampled:
         self._sampling = sampling
         self._copy = Readback(tokens)
 
-    def read(self, refused: Refused | None = None) -> list[int]:
+    def read(self, rejection_masks: RejectionMasks | None = None) -> list[int]:
         """Wait for the tokens and return them. Tokens that a grammar rejects are replaced by a second draw.
 
         Args:
-            refused: function that returns masks of the allowed tokens for rows whose token a grammar rejects. None
-                accepts all tokens. The second draw needs the logits, so they must be unchanged since `launch`.
+            rejection_masks: function that returns masks of the allowed tokens for rows whose token a grammar rejects.
+                None accepts all tokens. The second draw needs the logits, so they must be unchanged since `launch`.
         """
         tokens: list[int] = self._copy.wait().tolist()
-        masks = refused(tokens) if refused is not None else {}
+        masks = rejection_masks(tokens) if rejection_masks is not None else {}
         if masks:
             settings = _settings(self._sampling, again=True)[:, list(masks)]
             for row, token in zip(masks, self._ops.choose_masked(self._logits, masks, settings), strict=True):

@@ -111,7 +111,7 @@ class Committer:
             first: index of `sampled[0]` among all sampled tokens of the step.
         """
         sequence = entry.sequence
-        ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
+        ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
@@ -162,12 +162,12 @@ class Committer:
 
     def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
         """End a sequence with the error of its grammar matcher."""
-        guide = sequence.guide
-        assert guide is not None
+        matcher = sequence.matcher
+        assert matcher is not None
         self._queues.end(sequence)
-        if not guide.bad_grammar:
-            _log.error("sequence failed id=%d error=%s", sequence.id, guide.error)
-        return sequence.failure(guide.error, bad_grammar=guide.bad_grammar)
+        if not matcher.bad_grammar:
+            _log.error("sequence failed id=%d error=%s", sequence.id, matcher.error)
+        return sequence.failure(matcher.error, bad_grammar=matcher.bad_grammar)
 
 
 def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:

@@ -23,7 +23,7 @@ _MAX_CACHED = 8  # compiled grammars in the cache; some take tens of megabytes
 
 
 @dataclass(frozen=True)
-class Failure:
+class GrammarFailure:
     """The reason why no grammar matcher was made for a sequence.
 
     Attributes:
@@ -54,7 +54,7 @@ class Grammars:
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
-        self._results: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | Failure]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | GrammarFailure]] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -80,24 +80,24 @@ class Grammars:
         with self._changed:
             self._new.pop(sequence_id, None)
 
-    def fetch(self) -> list[tuple[Sequence, Failure | None]]:
+    def fetch(self) -> list[tuple[Sequence, GrammarFailure | None]]:
         """Return the sequences whose grammars were compiled since the last call, without waiting.
 
         Each sequence comes with None if compilation succeeded, and otherwise with the failure. After a success, the
-        attribute `guide` of the sequence is its grammar matcher.
+        attribute `matcher` of the sequence is its grammar matcher.
         """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
-        ready: list[tuple[Sequence, Failure | None]] = []
+        ready: list[tuple[Sequence, GrammarFailure | None]] = []
         while not self._results.empty():
             sequence, result = self._results.get()
             if sequence.id not in self._open:
                 continue
             self._open.remove(sequence.id)
-            if isinstance(result, Failure):
+            if isinstance(result, GrammarFailure):
                 ready.append((sequence, result))
             else:
-                sequence.guide = result
+                sequence.matcher = result
                 ready.append((sequence, None))
         return ready
 
@@ -123,13 +123,13 @@ class Grammars:
                 if len(cache) > _MAX_CACHED:
                     cache.popitem(last=False)
                 if matcher.is_error():
-                    result = Failure(f"the grammar cannot be compiled: {error_line(matcher)}", bad_grammar=True)
+                    result = GrammarFailure(f"the grammar cannot be compiled: {error_line(matcher)}", bad_grammar=True)
                 else:
                     result = GrammarMatcher(matcher, on_limit=partial(self._discard, grammar))
             except HelexaError as error:
-                result = Failure(str(error))
+                result = GrammarFailure(str(error))
             except BaseException as error:  # a Rust panic in llguidance is not an Exception
-                result = Failure(f"the grammar cannot be compiled: {type(error).__name__}")
+                result = GrammarFailure(f"the grammar cannot be compiled: {type(error).__name__}")
             self._results.put((sequence, result))
             with suppress(OSError):  # closed, or full: the reader wakes anyway
                 self._theirs.send(b"\0")

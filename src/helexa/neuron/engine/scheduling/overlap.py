@@ -46,4 +46,4 @@ def _foreseeable(entry: PlanEntry) -> bool:
     if not entry.samples:
         return sequence.pooled is None and not entry.completes
     penalties = sampling.frequency_penalty or sampling.presence_penalty
-    return not (entry.drafts or sequence.guide is not None or penalties)
+    return not (entry.drafts or sequence.matcher is not None or penalties)

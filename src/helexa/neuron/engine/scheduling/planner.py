@@ -304,12 +304,12 @@ class Planner:
         limit = min(budget, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
         if limit <= 0:
             return (), None
-        drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None
+        drafts, drafter = () if sequence.matcher is None else sequence.matcher.forced(limit), None
         if not drafts:
             drafter = self._drafter(sequence)
             drafts = drafter.draft(limit)
-            if sequence.guide is not None:
-                drafts = sequence.guide.fitting(drafts)
+            if sequence.matcher is not None:
+                drafts = sequence.matcher.fitting(drafts)
         if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
             return (), None
         return drafts, drafter

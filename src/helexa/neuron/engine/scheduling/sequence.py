@@ -20,7 +20,7 @@ class Sequence:
         cached: number of prompt tokens that were found in the KV cache when the sequence first started.
         cached_reported: whether an output has reported `cached`.
         pooled: the embedding of the prompt, as far as it is computed; None for a sequence that generates tokens.
-        guide: grammar matcher of the output; None without a grammar.
+        matcher: grammar matcher of the output; None without a grammar.
         chain: hashes of the leading full pages, preceded by the hash of the salt (see `page_hash`). The scheduler adds
             the first hash. Page hashes are computed when they are needed.
         scored: number of leading prompt tokens whose log-probabilities are computed, if the request asks for them.
@@ -44,7 +44,7 @@ class Sequence:
     cached: int = 0
     cached_reported: bool = False
     pooled: PooledVector | None = None
-    guide: GrammarMatcher | None = None
+    matcher: GrammarMatcher | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
     scored: int = 1  # the first token has no log-probability
     drafter: Drafter | None = None
@@ -125,11 +125,11 @@ class Sequence:
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
-        if self.guide is not None:
-            self.guide.advance(token)
-            if self.guide.error:
+        if self.matcher is not None:
+            self.matcher.advance(token)
+            if self.matcher.error:
                 return "error"
-        if token in self.request.stop_ids or (self.guide is not None and self.guide.ended):
+        if token in self.request.stop_ids or (self.matcher is not None and self.matcher.ended):
             return "stop"
         if self.generated >= self.request.max_tokens:
             return "length"

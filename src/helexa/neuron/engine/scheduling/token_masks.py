@@ -8,7 +8,7 @@ from helexa.neuron.engine.sampling.grammar_matcher import Mask
 from helexa.neuron.engine.scheduling.plan import Plan
 
 
-def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
+def rejection_masks(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
     """Return a mask of the allowed tokens for each row of logits whose sampled token violates the sequence's grammar.
 
     Tokens after a rejected draft are not checked, because they are not used.
@@ -24,9 +24,9 @@ def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
     row = 0
     for entry in plan:
         count = len(entry.drafts) + 1 if entry.samples else 0
-        guide = entry.sequence.guide
-        if count and guide is not None:
-            for offset, mask in guide.refused(tokens[row : row + count], entry.drafts).items():
+        matcher = entry.sequence.matcher
+        if count and matcher is not None:
+            for offset, mask in matcher.rejection_masks(tokens[row : row + count], entry.drafts).items():
                 masks[row + offset] = mask
         row += count
     return masks

@@ -42,12 +42,12 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Number of key numbers per token in all heads, Hk * Dk. The number of query numbers is the same."""
+        """Width of the key vectors of all heads of a token together, Hk * Dk. The queries have the same width."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Number of value numbers per token in all heads, Hv * Dv."""
+        """Width of the value vectors of all heads of a token together, Hv * Dv."""
         return self.heads * self.value_dim
 
     @property

@@ -14,7 +14,7 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, without_capture
-from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
+from helexa.neuron.ops.linear import ConcatenatedLinear, DenseLinear, GatedLinear, LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
@@ -25,9 +25,9 @@ from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.attention import attention, kv_cache
 from helexa.neuron.ops.triton.attention.frame_attention import attend_frames
 from helexa.neuron.ops.triton.attention.rotation import rotate_store
-from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.delta.delta_rule import DeltaRule
 from helexa.neuron.ops.triton.gate import activate, gate_mul
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import LayerNorm, RmsNorm
 from helexa.neuron.ops.triton.products.dequantize import dequantize, dequantize_rows
@@ -44,15 +44,17 @@ class GpuOps(Ops):
     Args:
         kv_bits: 8 for an 8-bit KV cache. For other values, and if plain torch computes the attention of prompts (see
             `Ops.gathers`), the numbers in the cache have the dtype `dtype`.
-        card: properties of the GPU for which tile shapes are selected; None to use the properties of `device`.
+        gpu: properties of the GPU for which tile shapes are selected; None to use the properties of `device`.
     """
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
-        self.card = card or Card.from_device(device)
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, gpu: GpuProperties | None = None
+    ) -> None:
+        self.gpu = gpu or GpuProperties.from_device(device)
         # Plain torch computes the attention of prompts if Triton would compute it without tensor cores.
-        gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
+        gathers = not (self.gpu.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
         super().__init__(
             device,
             dtype,
@@ -94,7 +96,7 @@ class GpuOps(Ops):
         """Return the activation of each number of x [T, I]. `activation` is `silu`, `gelu_tanh` or `gelu`."""
         return activate(x, activation)
 
-    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+    def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
         return None
 
@@ -118,10 +120,10 @@ class GpuOps(Ops):
         packed = [isinstance(matrix, PackedMatrix) for matrix in matrices]
         shift = None if bias is None else bias.to(self.device, self.dtype)
         if all(packed):
-            product = PackedLinear(matrices, bias, self._scratch, self.card)
+            product = PackedLinear(matrices, bias, self._scratch, self.gpu)
             self.step_bytes += product.nbytes
         elif any(packed):
-            product = SideBySide([self.linear([matrix], None) for matrix in matrices], shift)
+            product = ConcatenatedLinear([self.linear([matrix], None) for matrix in matrices], shift)
         else:
             weight = torch.cat([*matrices]) if len(matrices) > 1 else matrices[0]
             product = DenseLinear(weight, shift)
@@ -177,7 +179,7 @@ class GpuOps(Ops):
             return expert_by_expert(self, experts, routing, clamp)
         self.step_bytes += (gate_up.nbytes + down.nbytes) * routing.chosen // len(experts)
         biases = _joined([e.gate_up_bias for e in experts]), _joined([e.down_bias for e in experts])
-        return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.card)
+        return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.gpu)
 
     def dense(self, weight: Weight | PackedMatrix) -> Tensor:
         """Return a plain, quantized or packed weight as a plain tensor of the activation dtype."""
@@ -234,7 +236,7 @@ class GpuOps(Ops):
 
         One kernel computes decode rows one after another. Four kernels compute long prompts in chunks.
         """
-        return DeltaRule(sizes, weights, self.dtype, self.card)
+        return DeltaRule(sizes, weights, self.dtype, self.gpu)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
@@ -293,7 +295,7 @@ class GpuOps(Ops):
         """
         rows, _, dim = queries.shape
         if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):
-            return attention.attend(queries, cache, batch, kind, self.card)
+            return attention.attend(queries, cache, batch, kind, self.gpu)
         if batch.bucket:
             raise RuntimeError(f"this GPU has no kernels for {rows} rows of heads of {dim}")
         return self._torch.attend(queries, cache, batch, kind)
@@ -313,7 +315,7 @@ class GpuOps(Ops):
         """
         if self.gathers or qkv.shape[2] > attention.WIDEST:
             return self._torch.attend_frames(qkv, rope, lengths, scale)
-        return attend_frames(qkv, rope, lengths, scale, self.card)
+        return attend_frames(qkv, rope, lengths, scale, self.gpu)
 
     def _in_bytes(self, head_dim: int) -> bool:
         return self.kv_bits == 8 and head_dim <= attention.WIDEST

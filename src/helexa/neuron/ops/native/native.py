@@ -112,15 +112,15 @@ class NativeOps(Ops):
             return f"heads of {dim} in groups of {group} are too large"
         return None
 
-    def store(self, model: Path, quant: str = "") -> PackedStore:
+    def store(self, model: Path, quant: str = "", part: str = "") -> PackedStore:
         """Return the disk cache of the packed weights of the model at the path `model`.
 
         There is a separate cache file for each version of the model's files, each version of the code that packs
-        weights, and each quantization.
+        weights, each quantization and each part of the model.
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
-        if self.ranks.count > 1:
-            key += f" rank {self.ranks.rank} of {self.ranks.count}"
+        if part:
+            key += f" {part}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:

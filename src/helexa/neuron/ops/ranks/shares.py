@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.part import WHOLE, Part
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ class HeadShares:
         return cls(Shares(tuple(ranges), rank), own)
 
 
-def row_numbers(ranges: Sequence[RowRange]) -> Tensor:
-    """Return the numbers of all rows of `ranges`, int64, in the order of the ranges."""
-    return torch.cat([torch.arange(rows.start, rows.stop) for rows in ranges])
+def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
+    """Return the numbers of all rows of `ranges`, in the order of the ranges."""
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
+
+
+def part_of(ranges: Sequence[RowRange]) -> Part:
+    """Return the rows `ranges` of a tensor as a part that a checkpoint can read; all rows for no ranges."""
+    return WHOLE if all(rows.whole for rows in ranges) else Part(row_numbers(ranges))

@@ -62,7 +62,7 @@ class ReferenceOps(Ops):
         self._grouped: SpanGroups | None = None  # the groups of the latest batch, which all layers use
         self._exchange: Exchange | None = None
 
-    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+    def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
         return None
 

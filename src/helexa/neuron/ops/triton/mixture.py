@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from helexa.neuron.ops.mixture import Clamp, Routing
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.gemm import Blocks, Tiles, multiply_tiles, tiles
 from helexa.neuron.ops.triton.products.gemv import multiply_rows
@@ -39,7 +39,7 @@ class GpuMixture:
         routing: rule that selects the experts of each row and their weights.
         clamp: parameters of the clamped activation; None for SiLU.
         dtype: dtype of activations.
-        card: properties of the GPU.
+        gpu: properties of the GPU.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GpuMixture:
         routing: Routing,
         clamp: Clamp | None,
         dtype: torch.dtype,
-        card: Card,
+        gpu: GpuProperties,
     ) -> None:
         self._experts = experts
         self._gate_up, self._down = gate_up, down
@@ -59,7 +59,7 @@ class GpuMixture:
         self._routing = routing
         self._clamp = clamp
         self._dtype = dtype
-        self._card = card
+        self._gpu = gpu
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
         """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
@@ -87,7 +87,7 @@ class GpuMixture:
         return out
 
     def _tiles(self, pairs: int, matrix: PackedMatrix | Tensor) -> Tiles:
-        return replace(tiles(pairs // self._experts, matrix, self._dtype, self._card), splits=1)
+        return replace(tiles(pairs // self._experts, matrix, self._dtype, self._gpu), splits=1)
 
 
 def few(pairs: int, experts: int, chosen: int) -> bool:

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from helexa.neuron.parsers.formats.deepseek import DeepSeek
-from helexa.neuron.parsers.formats.family import Family
 from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict
 from helexa.neuron.parsers.formats.llama import LlamaJson
 from helexa.neuron.parsers.formats.mistral import Mistral
 from helexa.neuron.parsers.formats.pythonic import Pythonic
 from helexa.neuron.parsers.formats.qwen_xml import QwenXml
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
+TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
+    tool_call_format.name: tool_call_format
+    for tool_call_format in (
         Hermes(),
         HermesStrict(),
         QwenXml(),
@@ -54,7 +54,7 @@ _IN_VOCABULARY = (
 )
 
 
-def find_family(is_token: Callable[[str], bool], template: str) -> Family | None:
+def find_tool_call_format(is_token: Callable[[str], bool], template: str) -> ToolCallFormat | None:
     """Return the parser of the model's tool-call format, or None if no format is detected.
 
     The chat template takes precedence over the vocabulary.
@@ -65,8 +65,8 @@ def find_family(is_token: Callable[[str], bool], template: str) -> Family | None
     """
     for sign, name in _IN_TEMPLATE:
         if sign in template:
-            return FAMILIES[name] if name else None
+            return TOOL_CALL_FORMATS[name] if name else None
     for signs, name in _IN_VOCABULARY:
         if all(map(is_token, signs)):
-            return FAMILIES[name]
+            return TOOL_CALL_FORMATS[name]
     return None

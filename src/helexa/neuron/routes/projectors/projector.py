@@ -14,10 +14,10 @@ import orjson
 from helexa.core.sse import DONE, frame
 from helexa.core.wire.usage import Usage, usage
 from helexa.neuron.events import (
+    ChoiceEvent,
     Failed,
     Finished,
     InferenceEvent,
-    OfChoice,
     OutputEvent,
     PromptCounted,
     PromptScores,
@@ -74,7 +74,7 @@ class OpenAIProjector(ABC):
 
     Args:
         model: id of the model.
-        choices: number of answers. If there are several, the events of each answer are wrapped in `OfChoice`.
+        choices: number of answers. If there are several, the events of each answer are wrapped in `ChoiceEvent`.
         include_usage: whether the last chunk of a stream contains the token counts (`usage`) and no choices.
         null_usage: whether all other chunks have `"usage": null`, as in OpenAI's streams if the client requests usage.
     """
@@ -130,7 +130,7 @@ class OpenAIProjector(ABC):
         match event:
             case Started():
                 return b"".join([self._frame(choice, event) for choice in range(self.choices)])
-            case OfChoice(index, answer_event):
+            case ChoiceEvent(index, answer_event):
                 return self._frame(index, answer_event)
             case Finished():
                 last = self._frame(0, event) if self.choices == 1 else b""
@@ -146,7 +146,7 @@ class OpenAIProjector(ABC):
     def take(self, event: InferenceEvent) -> None:
         """Record the content of `event` that the response body must contain."""
         match event:
-            case OfChoice(index, answer_event):
+            case ChoiceEvent(index, answer_event):
                 if isinstance(answer_event, Finished):
                     self._ends[index] = answer_event
                 else:

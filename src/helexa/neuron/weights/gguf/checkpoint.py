@@ -7,10 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
@@ -18,6 +19,7 @@ from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf.header import GgufTensor
 from helexa.neuron.weights.gguf.layout import GgufLayout
 from helexa.neuron.weights.gguf.names import hugging_face_name
+from helexa.neuron.weights.part import WHOLE, Part, block_numbers
 
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25
@@ -46,7 +48,8 @@ class GgufCheckpoint:
         self._tensors = self._translate_names()
         self._require_supported()
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
-        self._on_meta: dict[tuple[GgmlType, bool, tuple[int, ...]], Weight] = {}  # by type, whether scaled, and shape
+        # by type, whether scaled, whether columns are in another order, and shape
+        self._on_meta: dict[tuple[GgmlType, bool, bool, tuple[int, ...]], Weight] = {}
         self._warn_of_growth()
 
     def __enter__(self) -> Self:
@@ -63,28 +66,51 @@ class GgufCheckpoint:
         """Return the shape of tensor `name` in Hugging Face's layout."""
         return self._layout.shape(name, self._find(name).shape)
 
-    def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name` in Hugging Face's layout. With `index`, return one matrix of a stack of matrices."""
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
+        """Return tensor `name`, or a part of it, in Hugging Face's layout. With `index`, read one matrix of a stack.
+
+        Rows and columns are selected before the values are decoded. If the columns are not whole quantization blocks of
+        the file, all columns of the rows are decoded first.
+        """
         tensor = self._find(name)
-        stored = self._file.read(tensor.name, index)
         shape = self.shape(name) if index is None else tensor.shape[1:]
-        return self._layout.restore(name, self._apply_scale(decode(tensor.type, stored, shape), tensor, index))
+        rows = _compose(self._layout.rows(name, shape), part.rows)
+        columns = _compose(self._layout.columns(name, shape), part.columns)
+        blocks = None if columns is None else block_numbers(columns, BLOCK_SIZES[tensor.type][0])
+        is_row = len(tensor.shape) == 1 < len(shape)  # the file has a vector instead of a matrix with one row
+        stored = self._file.read(tensor.name, index, Part(blocks) if is_row else Part(rows, blocks))
+        decoded = Part(rows, None if blocks is None else columns)
+        weight = self._apply_scale(decode(tensor.type, stored, decoded.shape(shape)), tensor, index)
+        if columns is not None and blocks is None:
+            weight = weight[:, columns] if isinstance(weight, Tensor) else weight.columns(columns)
+        return self._layout.restore(name, weight)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
         tensor, columns = self._find(name), shape[-1]
-        key = (tensor.type, self._find_scale(tensor) is not None, shape)
+        order = self._layout.columns(name, tensor.shape)
+        key = (tensor.type, self._find_scale(tensor) is not None, order is not None, shape)
         if key not in self._on_meta:
             elements, nbytes = BLOCK_SIZES[tensor.type]
-            if columns % elements:
+            if columns % elements and order is None:
                 raise ModelFileError(
                     f"{self._file.path.name}: {columns} columns of {name} do not divide into blocks of {elements}"
                 )
-            stored = np.zeros(columns // elements * nbytes, np.uint8)
-            row = self._apply_scale(decode(tensor.type, stored, (1, columns)), tensor, 0)
+            width = columns if order is None else len(order)
+            stored = np.zeros(width // elements * nbytes, np.uint8)
+            row = self._apply_scale(decode(tensor.type, stored, (1, width)), tensor, 0)
+            if order is not None and isinstance(row, GroupwiseTensor):
+                row = row.columns(order[:columns])
             plain = isinstance(row, Tensor)
             self._on_meta[key] = torch.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
         return self._on_meta[key]
+
+    def column_block(self, name: str) -> int:
+        """Return the number of adjacent columns of tensor `name` that must be read together."""
+        tensor = self._find(name)
+        elements = BLOCK_SIZES[tensor.type][0]
+        order = self._layout.columns(name, tensor.shape)
+        return elements if order is None or block_numbers(order, elements) is not None else 1
 
     def close(self) -> None:
         """Close the model's files."""
@@ -161,3 +187,8 @@ class GgufCheckpoint:
                     kind.name,
                     factor,
                 )
+
+
+def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Return the numbers in the file of the rows (or columns) `chosen`, if the file has the order `order`."""
+    return chosen if order is None else order if chosen is None else order[chosen]

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
 from helexa.neuron.weights.gguf.header import GgufHeader, GgufTensor, is_name, read_header
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -64,11 +66,15 @@ class GgufFile:
             raise ModelFileError(f"{self.path.name}: general.architecture is missing or not a name")
         return architecture
 
-    def read(self, name: str, index: int | None = None) -> "np.ndarray":
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> "np.ndarray":
         """Return the stored bytes of tensor `name`. With `index`, return only one matrix of a stack of matrices.
 
+        Args:
+            part: the rows and columns to read. A column stands for a quantization block, or for a number of a type that
+                is not quantized.
+
         Returns:
-            A uint8 array, which is a memory mapping of the file (see `TensorFile.read`).
+            A uint8 array, in most cases a memory mapping of the file (see `TensorFile.read_part`).
 
         Raises:
             ModelFileError: the tensor or matrix does not exist, or the file cannot be read.
@@ -76,13 +82,16 @@ class GgufFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelFileError(f"{self.path.name}: no tensor {name}")
-        offset, nbytes = tensor.offset, tensor.nbytes
+        offset, nbytes, shape = tensor.offset, tensor.nbytes, tensor.shape
         if index is not None:
-            if len(tensor.shape) < 3 or not 0 <= index < tensor.shape[0]:
+            if len(shape) < 3 or not 0 <= index < shape[0]:
                 raise ModelFileError(f"{self.path.name}: tensor {name} has no matrix {index}")
-            nbytes //= tensor.shape[0]
+            nbytes //= shape[0]
             offset += index * nbytes
-        return self._files[name].read(offset, nbytes, name)
+            shape = shape[1:]
+        block_bytes = BLOCK_SIZES[tensor.type][1]
+        matrix = (shape[0], nbytes // shape[0] // block_bytes, block_bytes)
+        return self._files[name].read_part(offset, matrix, part, name)
 
     def close(self) -> None:
         """Close the files. The metadata and the tensor table stay available."""

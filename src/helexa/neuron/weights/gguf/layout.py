@@ -1,17 +1,20 @@
 """Convert tensors from the layout of GGUF files to Hugging Face's layout.
 
-The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`, `gemma.py` and `qwen.py`.
+The order of rows and columns is expressed as the numbers of rows and columns in the file, so that a rank can read a
+part of a tensor. The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`, `gemma.py`
+and `qwen.py`.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import Weight
 
 _ROUND_ROBIN_HEADS = {"qwen35", "qwen35moe"}
 _SHIFTED_NORMS = {"gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
@@ -51,31 +54,50 @@ class GgufLayout:
             return (1, *stored)
         return stored
 
-    def restore(self, name: str, weight: Weight) -> Weight:
-        """Convert the weight of tensor `name` to Hugging Face's layout.
+    def rows(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
+        """Return for each row of tensor `name` in Hugging Face's order the number of the row in the file.
 
         Args:
             name: Hugging Face name of the tensor.
-            weight: the weight, which must already have the shape that the method `shape` returns.
+            shape: shape of the tensor in Hugging Face's layout.
+
+        Returns:
+            int64, the numbers of all rows; None if the order is the same.
 
         Raises:
-            ModelFileError: the number of rows or columns does not match the configuration.
+            ModelFileError: the number of rows does not match the configuration.
+        """
+        module, _, rest = _LAYER.sub("", name).partition(".")
+        projection = rest.partition(".")[0]
+        if module == "self_attn" and projection in self._interleaved_heads:
+            return _halves(name, shape[0], self._interleaved_heads[projection])
+        if module == "linear_attn" and self._value_heads is not None:
+            return self._value_heads.rows(name, rest, shape[0])
+        return None
+
+    def columns(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
+        """Return for each column of tensor `name` in Hugging Face's order the number of the column in the file.
+
+        See `rows` for the arguments and errors.
+        """
+        if self._value_heads is not None and _LAYER.sub("", name) == "linear_attn.out_proj.weight":
+            return self._value_heads.columns(name, shape[-1])
+        return None
+
+    def restore(self, name: str, weight: Weight) -> Weight:
+        """Convert the values of tensor `name`, or of a part of the tensor, to the values in Hugging Face's checkpoint.
+
+        Args:
+            name: Hugging Face name of the tensor.
         """
         local_name = _LAYER.sub("", name)
         if self._shifted_norms and local_name.endswith("norm.weight") and local_name != "linear_attn.norm.weight":
             return _dequantized(weight) - 1
-        module, _, rest = local_name.partition(".")
-        if module == "self_attn" and rest.partition(".")[0] in self._interleaved_heads:
-            return _restore_halves(name, weight, self._interleaved_heads[rest.partition(".")[0]])
-        if module != "linear_attn":
-            return weight
-        if rest == "A_log":
-            weight = _dequantized(weight).neg().log()
-        return weight if self._value_heads is None else self._value_heads.restore(name, rest, weight)
+        return _dequantized(weight).neg().log() if local_name == "linear_attn.A_log" else weight
 
 
 class _ValueHeads:
-    """Restores Hugging Face's order of value heads in the tensors of linear attention.
+    """The order of value heads in the tensors of linear attention.
 
     Several value heads share a key head. GGUF orders value heads by their number within the key head: (k0 v0, k1 v0,
     .., k0 v1, k1 v1, ..). Hugging Face orders them by key head: (k0 v0, k0 v1, .., k1 v0, k1 v1, ..).
@@ -97,48 +119,40 @@ class _ValueHeads:
             "dt_bias": (0, 1),
         }
 
-    def restore(self, name: str, local_name: str, weight: Weight) -> Weight:
-        if self._count == self._keys:
-            return weight
-        if local_name == "out_proj.weight":
-            return self._columns(name, weight)
-        if local_name not in self._rows:
-            return weight
+    def rows(self, name: str, local_name: str, count: int) -> NDArray[np.int64] | None:
+        """Return the rows of all heads in Hugging Face's order (see `GgufLayout.rows`)."""
+        if self._count == self._keys or local_name not in self._rows:
+            return None
         start, width = self._rows[local_name]
-        if weight.shape[0] != start + self._count * width:
+        if count != start + self._count * width:
             raise ModelFileError(f"the rows of {name} do not match {self._count} value heads")
-        heads = torch.arange(start, weight.shape[0]).view(-1, self._keys, width).transpose(0, 1).flatten()
-        rows = torch.cat((torch.arange(start), heads))
-        return weight.rows(rows) if isinstance(weight, GroupwiseTensor) else weight[rows]
+        return np.concatenate((np.arange(start), self._order(start, width)))
 
-    def _columns(self, name: str, weight: Weight) -> Weight:
-        if weight.shape[-1] != self._count * self._width:
+    def columns(self, name: str, count: int) -> NDArray[np.int64] | None:
+        """Return the columns of all heads in Hugging Face's order (see `GgufLayout.columns`)."""
+        if self._count == self._keys:
+            return None
+        if count != self._count * self._width:
             raise ModelFileError(f"the columns of {name} do not match {self._count} value heads")
-        if isinstance(weight, Tensor):
-            return self._reorder_columns(weight)
-        scales = [scale for scale in (weight.scale, weight.minimum) if scale is not None]
-        if any(scale.unit.shape[-1] % self._count for scale in scales):
-            return self._reorder_columns(weight.dequantize())  # a scale of 256 columns spans several heads
-        return weight.each(self._reorder_columns)  # moves the codes, scales and minimums of each head
+        return self._order(0, self._width)
 
-    def _reorder_columns(self, columns: Tensor) -> Tensor:
-        heads = columns.unflatten(-1, (self._count // self._keys, self._keys, -1))
-        return heads.transpose(-3, -2).flatten(-3).contiguous()
+    def _order(self, start: int, width: int) -> NDArray[np.int64]:
+        numbers = np.arange(start, start + self._count * width)
+        return numbers.reshape(-1, self._keys, width).swapaxes(0, 1).ravel()
 
 
-def _restore_halves(name: str, weight: Weight, heads: int) -> Weight:
-    """Reorder the rows of each attention head from GGUF's interleaved order to Hugging Face's order.
+def _halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
+    """Return the rows of attention heads in Hugging Face's order, which GGUF interleaves.
 
     For a head of 2h rows, GGUF stores Hugging Face's rows in the order (0, h, 1, h + 1, ..). The result has the order
     (0, 1, .., h, h + 1, ..).
+
+    Args:
+        count: number of rows of all heads.
     """
-    if weight.shape[0] % (2 * heads):
+    if count % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
-
-    def reorder(rows: Tensor) -> Tensor:
-        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
-
-    return reorder(weight) if isinstance(weight, Tensor) else weight.each(reorder)
+    return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
 def _dequantized(weight: Weight) -> Tensor:

@@ -18,6 +18,7 @@ from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
 from helexa.neuron.weights.gguf.header import GgufTensor
+from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.safetensors_file import file_tensors
 from helexa.neuron.weights.vision.config import VisionConfig, read_vision_config
 from helexa.neuron.weights.vision.mmproj import hugging_face_names, mmproj_beside
@@ -65,13 +66,17 @@ class VisionCheckpoint:
         """Return the shape of tensor `name`."""
         return self._find(name).shape
 
-    def read(self, name: str, index: int | None = None) -> Weight:
+    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
         """Return tensor `name` (see `Checkpoint.read`)."""
-        return self._find(name).read(index)
+        return self._find(name).read(index, part)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
         return self._find(name).on_meta(shape)
+
+    def column_block(self, name: str) -> int:
+        """Return the number of adjacent columns of tensor `name` that must be read together."""
+        return self._find(name).column_block
 
     def close(self) -> None:
         """Close the files."""
@@ -148,8 +153,12 @@ class _GgufStored:
     def nbytes(self) -> int:
         return self.tensor.nbytes
 
-    def read(self, index: int | None = None) -> Weight:
-        assert index is None, "no tensor of a vision part is a stack of matrices"
+    @property
+    def column_block(self) -> int:
+        return BLOCK_SIZES[self.tensor.type][0]
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> Weight:
+        assert index is None and part is WHOLE, "each rank reads whole tensors of a vision part"
         weight = decode(self.tensor.type, self.file.read(self.tensor.name), self.shape)
         return weight.float() + self.shift if self.shift and isinstance(weight, Tensor) else weight
 
@@ -180,8 +189,12 @@ class _TimeSteps:
     def nbytes(self) -> int:
         return sum(step.nbytes for step in self.steps)
 
-    def read(self, index: int | None = None) -> Weight:
-        return torch.stack([_plain(step.read(index)) for step in self.steps], dim=2)
+    @property
+    def column_block(self) -> int:
+        return 1
+
+    def read(self, index: int | None = None, part: Part = WHOLE) -> Weight:
+        return torch.stack([_plain(step.read(index, part)) for step in self.steps], dim=2)
 
     def on_meta(self, shape: tuple[int, ...]) -> Weight:
         return torch.empty(shape, device="meta")

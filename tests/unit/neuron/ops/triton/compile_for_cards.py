@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 
 KIB = 1 << 10
 CARDS = {
-    "sm_75": Card((7, 5), 64 * KIB, 40),  # T4
-    "sm_86": Card((8, 6), 99 * KIB, 82),  # RTX 3090
-    "sm_90": Card((9, 0), 227 * KIB, 132),  # H200
-    "sm_120": Card((12, 0), 99 * KIB, 170),  # RTX 5090
+    "sm_75": GpuProperties((7, 5), 64 * KIB, 40),  # T4
+    "sm_86": GpuProperties((8, 6), 99 * KIB, 82),  # RTX 3090
+    "sm_90": GpuProperties((9, 0), 227 * KIB, 132),  # H200
+    "sm_120": GpuProperties((12, 0), 99 * KIB, 170),  # RTX 5090
 }
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
@@ -70,7 +70,7 @@ def compile_all(cache: Path) -> dict[str, dict[str, list[Compiled]]]:
     assert result.returncode == 0, result.stderr
     compiled = json.loads(result.stdout)
     return {
-        name: {card: [Compiled(**kernel) for kernel in kernels] for card, kernels in cards.items()}
+        name: {gpu: [Compiled(**kernel) for kernel in kernels] for gpu, kernels in cards.items()}
         for name, cards in compiled.items()
     }
 
@@ -78,10 +78,10 @@ def compile_all(cache: Path) -> dict[str, dict[str, list[Compiled]]]:
 class _Absent:
     """A driver for Triton that describes a card which is not installed."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, gpu: GpuProperties) -> None:
         from triton.backends.compiler import GPUTarget
 
-        self._arch = 10 * card.capability[0] + card.capability[1]
+        self._arch = 10 * gpu.capability[0] + gpu.capability[1]
         self._target = GPUTarget("cuda", self._arch, 32)
 
     def get_current_target(self) -> Any:
@@ -128,14 +128,14 @@ def _main() -> None:
     knobs.nvidia.dump_ptxas_log = True
     recorder = _Recorder()
     compiled: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in LAUNCHES}
-    for card_name, card in CARDS.items():
-        triton.runtime.driver.set_active(_Absent(card))
-        dtype = torch.bfloat16 if card.capability >= (8, 0) else torch.float16
+    for card_name, gpu in CARDS.items():
+        triton.runtime.driver.set_active(_Absent(gpu))
+        dtype = torch.bfloat16 if gpu.capability >= (8, 0) else torch.float16
         for name, launch in LAUNCHES.items():
             if card_name not in launch.cards:
                 continue
             recorder.launched.clear()
-            launch(GpuOps(torch.device("meta"), dtype, launch.kv_bits, card))
+            launch(GpuOps(torch.device("meta"), dtype, launch.kv_bits, gpu))
             compiled[name][card_name] = [asdict(kernel) for kernel in recorder.launched]
     json.dump(compiled, sys.stdout)
 

@@ -81,7 +81,7 @@ def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
     shapes = ((128 * 1536, 2048), (128 * 2048, 768))
     gate_up, down = (_packed(ops, form, *shape) if form else _numbers(ops, *shape) for shape in shapes)
     routing = Routing(8, "normalised")
-    mixture = GpuMixture(128, gate_up, down, (None, None), routing, None, ops.dtype, ops.card)
+    mixture = GpuMixture(128, gate_up, down, (None, None), routing, None, ops.dtype, ops.gpu)
     mixture(_numbers(ops, rows, 2048), _numbers(ops, rows, 128))
 
 
@@ -90,7 +90,7 @@ def _experts_gpt_oss(ops: GpuOps, rows: int) -> None:
     gate_up, down = _packed(ops, "table", 32 * 5760, 2880), _packed(ops, "table", 32 * 2880, 2880)
     biases = (_numbers(ops, 32 * 5760, dtype=torch.float32), _numbers(ops, 32 * 2880, dtype=torch.float32))
     routing, clamp = Routing(4, "scores"), Clamp(1.702, 7.0)
-    mixture = GpuMixture(32, gate_up, down, biases, routing, clamp, ops.dtype, ops.card)
+    mixture = GpuMixture(32, gate_up, down, biases, routing, clamp, ops.dtype, ops.gpu)
     mixture(_numbers(ops, rows, 2880), _numbers(ops, rows, 32))
 
 

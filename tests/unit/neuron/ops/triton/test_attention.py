@@ -13,7 +13,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton.attention import attention
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU
 from neuron.ops.triton.compile_for_cards import CARDS
@@ -160,16 +160,16 @@ def test_padding_spans_are_ignored() -> None:
     )
     padded = replace(batch, device_spans=spans, singles=4)
     queries = torch.cat((filled.queries[1], filled.queries[0], torch.full((2, 2, 32), float("nan"), dtype=torch.half)))
-    out = attention.attend(queries, filled.cache, padded, kind, filled.ops.card)  # spans of one row first
+    out = attention.attend(queries, filled.cache, padded, kind, filled.ops.gpu)  # spans of one row first
     assert torch.equal(out[:2], torch.cat((expected[1], expected[0])))
 
 
-@pytest.mark.parametrize(("dim", "card"), [(320, None), (32, CARDS["sm_75"])])
-def test_unsupported_heads_and_cards_use_torch(dim: int, card: Card | None) -> None:
+@pytest.mark.parametrize(("dim", "gpu"), [(320, None), (32, CARDS["sm_75"])])
+def test_unsupported_heads_and_cards_use_torch(dim: int, gpu: GpuProperties | None) -> None:
     filled = Filled([(70, 1), (3, 18)], 1, 2, dim, torch.float32)
     kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(19, 2, dim)
     cache = filled.cache.nan_to_num()
-    ops = GpuOps(CPU, torch.float32, 8, card)
+    ops = GpuOps(CPU, torch.float32, 8, gpu)
     expected = ReferenceOps(CPU, torch.float32).attend(queries, cache, batch, kind)
     assert torch.equal(ops.attend(queries, cache, batch, kind), expected)
     assert ops.new_cache(1, 2, dim).dtype == torch.float32, "torch's attention cannot read bytes"

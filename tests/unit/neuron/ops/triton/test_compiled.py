@@ -15,18 +15,18 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> CompiledKernels:
     return compile_all(tmp_path_factory.mktemp("triton"))
 
 
-@pytest.mark.parametrize(("launch", "card"), [(name, card) for name in LAUNCHES for card in LAUNCHES[name].cards])
-def test_kernel_fits_the_card_without_spilling(compiled: CompiledKernels, launch: str, card: str) -> None:
-    kernels = compiled[launch][card]
+@pytest.mark.parametrize(("launch", "gpu"), [(name, gpu) for name in LAUNCHES for gpu in LAUNCHES[name].cards])
+def test_kernel_fits_the_card_without_spilling(compiled: CompiledKernels, launch: str, gpu: str) -> None:
+    kernels = compiled[launch][gpu]
     assert kernels, "nothing was launched"
     for kernel in kernels:
-        assert kernel.shared <= CARDS[card].shared_memory, kernel.kernel
+        assert kernel.shared <= CARDS[gpu].shared_memory, kernel.kernel
         assert (kernel.spilled, kernel.stack) == (0, 0), kernel.kernel
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_norm_loads_16_bytes_per_instruction(compiled: CompiledKernels, card: str) -> None:
-    (norm,) = compiled["rms_norm 8B"][card]
+@pytest.mark.parametrize("gpu", CARDS)
+def test_norm_loads_16_bytes_per_instruction(compiled: CompiledKernels, gpu: str) -> None:
+    (norm,) = compiled["rms_norm 8B"][gpu]
     assert norm.loads(128)
     assert not norm.loads(64)
     assert not norm.loads(32)
@@ -43,15 +43,15 @@ def test_single_row_product_loads_16_bytes_and_syncs_only_at_the_end(compiled: C
 
 @pytest.mark.parametrize("launch", ["W4 rows 8B", "W4 more rows 8B", "W4 many rows 8B", "experts 30B-A3B, rows"])
 def test_products_of_many_rows_use_tensor_cores(compiled: CompiledKernels, launch: str) -> None:
-    for card, kernels in compiled[launch].items():
+    for gpu, kernels in compiled[launch].items():
         products = [kernel.ptx for kernel in kernels if kernel.kernel == "_multiply"]
         assert all("mma" in ptx for ptx in products)
-        assert bool(products) == (card != "sm_75")  # Triton has no tensor core products for sm_75; cuBLAS is used
+        assert bool(products) == (gpu != "sm_75")  # Triton has no tensor core products for sm_75; cuBLAS is used
 
 
-@pytest.mark.parametrize("card", ["sm_86", "sm_90"])
-def test_attention_prefetches_16_bytes_and_uses_tensor_cores(compiled: CompiledKernels, card: str) -> None:
-    short, _, long = compiled["attention 8B"][card]
+@pytest.mark.parametrize("gpu", ["sm_86", "sm_90"])
+def test_attention_prefetches_16_bytes_and_uses_tensor_cores(compiled: CompiledKernels, gpu: str) -> None:
+    short, _, long = compiled["attention 8B"][gpu]
     for kernel in (short, long):
         assert kernel.loads(128)
         assert not kernel.loads(64)
@@ -59,7 +59,7 @@ def test_attention_prefetches_16_bytes_and_uses_tensor_cores(compiled: CompiledK
         waits = [int(pending) for pending in re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", kernel.ptx)]
         assert max(waits) >= 2, "keys and values are not prefetched"
     assert "mma.sync" in short.ptx
-    assert ("wgmma" if card == "sm_90" else "mma.sync") in long.ptx
+    assert ("wgmma" if gpu == "sm_90" else "mma.sync") in long.ptx
 
 
 @pytest.mark.parametrize("launch", ["vision tower 4B", "vision tower 27B"])

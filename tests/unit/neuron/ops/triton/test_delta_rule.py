@@ -10,7 +10,7 @@ from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from neuron.ops import paging
 
 SLOTS = 5
@@ -22,7 +22,7 @@ SpanOf = tuple[int, int, int, int]  # slot, prefix, settled, drafts
 class Both:
     """The same layer in Triton kernels and in plain torch. All slots start with NaN."""
 
-    def __init__(self, sizes: DeltaSizes, dtype: torch.dtype = torch.float32, card: Card | None = None) -> None:
+    def __init__(self, sizes: DeltaSizes, dtype: torch.dtype = torch.float32, gpu: GpuProperties | None = None) -> None:
         self.sizes, self.dtype = sizes, dtype
         self.weights = weights = DeltaWeights(
             kernel=torch.randn(sizes.kernel, sizes.mixed) * 0.5,
@@ -32,7 +32,7 @@ class Both:
             eps=1e-6,
         )
         cpu = torch.device("cpu")
-        kernels = GpuOps(cpu, dtype, card=card), ReferenceOps(cpu, dtype)
+        kernels = GpuOps(cpu, dtype, gpu=gpu), ReferenceOps(cpu, dtype)
         self.rules: list[DeltaOp] = [ops.delta_rule(sizes, weights) for ops in kernels]
         self.caches = [rule.new_cache(SLOTS) for rule in self.rules]
         for cache in self.caches:
@@ -104,18 +104,18 @@ def test_half_precision_and_non_finite_rows_match_torch() -> None:
     spans = ((2, 0, 1, 0), (3, 0, 1, 0), (0, 0, 3, 0), (1, 0, 33, 0))
     actual, expected = both.step(*spans, inputs=inputs)
     near((actual.float(), expected.float()), 1e-2)
-    sound = [state.clone() for state in both.caches[0].state]
+    initial_states = [state.clone() for state in both.caches[0].state]
     for part in inputs:
         part[[1, 3]] = torch.nan
     hurt, _ = both.step(*spans, inputs=inputs)
     assert hurt[[1, 3]].isnan().all()
     for rows in (slice(0, 1), slice(5, 38)):
         assert torch.equal(hurt[rows], actual[rows])
-    assert torch.equal(both.caches[0].state[1], sound[1])
+    assert torch.equal(both.caches[0].state[1], initial_states[1])
 
 
 def test_card_without_float32_tensor_cores_computes_row_by_row() -> None:
-    both = Both(PLAIN, card=Card((7, 5), 64 << 10, 40))
+    both = Both(PLAIN, gpu=GpuProperties((7, 5), 64 << 10, 40))
     near(both.step((0, 0, 1, 0), (1, 0, 34, 1)))
     near(both.states(1))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
@@ -20,7 +20,7 @@ from neuron.ops import random_weights
 CPU = torch.device("cpu")
 EPSILON = 2.0**-24
 SCRATCH = torch.zeros(4 * 3 * 256, dtype=torch.uint8)  # three rows
-CARD = Card.from_device(CPU)
+CARD = GpuProperties.from_device(CPU)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_step_bytes_equal_size_of_matrices(ops: GpuOps) -> None:
 
 
 def test_kernel_depends_on_rows_and_card() -> None:
-    old = Card((7, 5), 64 << 10, 40)
+    old = GpuProperties((7, 5), 64 << 10, 40)
     assert [kernel_for(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
     assert [kernel_for(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
     assert [kernel_for(rows, torch.float32, CARD) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]

@@ -17,7 +17,7 @@ from helexa.neuron.ops.triton.attention.attention_block import LOG2_E
 from helexa.neuron.ops.triton.attention.kv_cache import Paged
 from helexa.neuron.ops.triton.attention.long_attention import attend_long
 from helexa.neuron.ops.triton.attention.short_attention import LEAST_SEGMENT, attend_short, merge_segments
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.launch import launch
 
 WIDEST = 256
@@ -46,7 +46,7 @@ class Tile:
     stages: int
 
 
-def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
+def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gpu: GpuProperties) -> Tensor:
     """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
     The heads of each row of `queries` must be contiguous in memory. A span is the rows of one sequence. If the batch
@@ -66,14 +66,14 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
 
     if batch.singles or few > 1:
         most = min(max(batch.most_rows, 1), few)
-        short = short_tile(group, dim, paged.numbers.element_size(), card)
+        short = short_tile(group, dim, paged.numbers.element_size(), gpu)
         limit = segments(paged.kv_heads)
         segment_count = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
         split = rows if few > 1 else batch.singles
         sums = torch.empty((split, heads, segment_count, 2), dtype=torch.float32, device=queries.device)
         weighted = torch.empty((split, heads, segment_count, dim), dtype=torch.float32, device=queries.device)
         tiles = -(-most // (short.rows // group))
-        shares = min(segment_count, max(1, -(-_WAVES * card.processors // (spans * paged.kv_heads))))
+        shares = min(segment_count, max(1, -(-_WAVES * gpu.processors // (spans * paged.kv_heads))))
         launch(
             attend_short, (spans * tiles, paged.kv_heads, shares),
             queries, sums, weighted,
@@ -87,7 +87,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
             DIM=dim, SEGMENTS=limit, warps=1,
         )  # fmt: skip
     if has_long(batch, rows):
-        long = long_tile(group, dim, paged.numbers.element_size(), card)
+        long = long_tile(group, dim, paged.numbers.element_size(), gpu)
         tiles = -(-batch.most_rows // (long.rows // group))
         launch(
             attend_long, (tiles, paged.kv_heads, spans),
@@ -125,7 +125,7 @@ def segments(kv_heads: int) -> int:
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 
 
-def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
+def short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     """Return the tile shape of the attention kernel for short spans (decode).
 
     The tile has the smallest number of queries that tensor cores support. If the shared memory of the GPU is large
@@ -136,10 +136,10 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
         itemsize: bytes of a number in the KV cache.
     """
     rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
-    if not card.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
+    if not gpu.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
         return Tile(rows, 32 if width <= 128 else 16, 4, 1)
     fixed_bytes = rows * width * (2 + 4)  # queries, and sums before they are stored
-    for free_bytes in (card.shared_memory // 2 - fixed_bytes, card.shared_memory - fixed_bytes):
+    for free_bytes in (gpu.shared_memory // 2 - fixed_bytes, gpu.shared_memory - fixed_bytes):
         for block in (PAGE_SIZE, 32) if width <= 128 else (32,):
             ahead = free_bytes // (2 * block * width * itemsize)
             if ahead >= 2:
@@ -147,7 +147,7 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
     return Tile(rows, 16, 4, 2)
 
 
-def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
+def long_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     """Return the tile shape of the attention kernel for long spans (prefill).
 
     The tile has as many queries as the registers permit, because all queries of a tile share the loads of K and V.
@@ -157,7 +157,7 @@ def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
         itemsize: bytes of a number in the KV cache.
     """
     width, warps = triton.next_power_of_2(dim), 8
-    large = card.shared_memory > 200 * 1024
+    large = gpu.shared_memory > 200 * 1024
     fit = (128 if large else 64) * 128 // width
     rows, block = 128 if large or width <= 128 else 64, min(fit, 128 if large else 64)
     if itemsize == 1:  # the conversion of 8-bit numbers needs registers, too
@@ -166,5 +166,5 @@ def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
     fixed_bytes = rows * width * 2 + (
         rows * block * 2 if rows < 16 * warps else 0
     )  # memory for queries, and for weights that warps exchange
-    ahead = (card.shared_memory - fixed_bytes) // (2 * block * width * itemsize)
+    ahead = (gpu.shared_memory - fixed_bytes) // (2 * block * width * itemsize)
     return Tile(rows, block, warps, max(2, min(3, ahead if large else ahead + 1)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.triton.attention.attention import Tile, long_tile
 from helexa.neuron.ops.triton.attention.attention_block import LOG2_E
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.launch import launch
 
 _HEADS = 4  # heads that a program rotates
@@ -23,7 +23,7 @@ _TABLES = 4  # number of cached tables of tiles; a vision tower uses one or two 
 
 
 def attend_frames(
-    qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float, card: Card
+    qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float, gpu: GpuProperties
 ) -> Tensor:
     """Return the attention output [T, heads, D], in which each row attends to all rows of its frame.
 
@@ -36,7 +36,7 @@ def attend_frames(
         grid, constants = (rows, -(-2 * heads // _HEADS)), {"DIM": dim, "HALF": half, "HEADS": _HEADS}
         launch(_rotate, grid, qkv, *rope, 2 * heads, qkv.stride(0), warps=1, **constants)
     out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
-    shape = _tile(dim, qkv.element_size(), card)
+    shape = _tile(dim, qkv.element_size(), gpu)
     tiles = _tiles(lengths, shape.rows, qkv.device)
     launch(
         _attend, (tiles.shape[0], heads),
@@ -46,10 +46,10 @@ def attend_frames(
     return out
 
 
-def _tile(dim: int, itemsize: int, card: Card) -> Tile:
+def _tile(dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     """Return the tile shape: that of attention for long spans, with smaller blocks if masks need many registers."""
-    shape = long_tile(1, dim, itemsize, card)
-    masked = dim & (dim - 1) and card.shared_memory < 200 * 1024
+    shape = long_tile(1, dim, itemsize, gpu)
+    masked = dim & (dim - 1) and gpu.shared_memory < 200 * 1024
     return replace(shape, block=max(shape.block // 2, 16)) if masked else shape
 
 

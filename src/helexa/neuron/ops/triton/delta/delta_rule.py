@@ -16,9 +16,9 @@ from torch import Tensor
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.delta.delta_chunks import advance_chunks
 from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved_row, gates
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.launch import launch
 
 FEW_ROWS = 32
@@ -30,7 +30,7 @@ _COLUMNS = 1024  # columns of the ring buffer that a program stores
 class DeltaRule:
     """Operator of a Gated DeltaNet layer in Triton kernels; implements `DeltaOp`."""
 
-    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, gpu: GpuProperties) -> None:
         self._sizes = sizes
         self._weights = weights
         self._dtype = dtype
@@ -44,7 +44,7 @@ class DeltaRule:
             "TAPS": triton.next_power_of_2(sizes.kernel),
             "KEY_BLOCK": max(triton.next_power_of_2(sizes.key_dim), 16),
             "VALUE_BLOCK": max(triton.next_power_of_2(sizes.value_dim), 16),
-            "FEW": FEW_ROWS if _multiplies_float32(card) else _ALL_ROWS,
+            "FEW": FEW_ROWS if _multiplies_float32(gpu) else _ALL_ROWS,
         }
 
     @staticmethod
@@ -117,9 +117,9 @@ def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
     return spans.starts, spans.prefixes, spans.settled, spans.state_slots
 
 
-def _multiplies_float32(card: Card) -> bool:
+def _multiplies_float32(gpu: GpuProperties) -> bool:
     """Return whether tensor cores multiply float32 numbers. If not, the kernel for single rows is faster."""
-    return card.tensor_cores and torch.version.hip is None
+    return gpu.tensor_cores and torch.version.hip is None
 
 
 @triton.jit(do_not_specialize=["first_span"], do_not_specialize_on_alignment=TABLES)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
 from helexa.neuron.ops.triton.products.weight_tile import weight_tile
@@ -61,12 +61,12 @@ class Blocks:
     bounds: Tensor
 
 
-def on_tensor_cores(dtype: torch.dtype, card: Card) -> bool:
+def on_tensor_cores(dtype: torch.dtype, gpu: GpuProperties) -> bool:
     """Return whether Triton multiplies activations of this dtype on the tensor cores of this GPU."""
-    return dtype.itemsize == 2 and card.tensor_cores
+    return dtype.itemsize == 2 and gpu.tensor_cores
 
 
-def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
+def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, gpu: GpuProperties) -> Tiles:
     """Return the tile shape for a product of `rows` input rows with a matrix.
 
     Up to 16 rows, reading the matrix takes most of the time, so many small programs are best. From 65 rows on, reuse of
@@ -75,13 +75,13 @@ def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Ca
     Args:
         dtype: dtype of the input rows.
     """
-    if not on_tensor_cores(dtype, card):
+    if not on_tensor_cores(dtype, gpu):
         return Tiles(16, 32, 32, 1, 4, 1)
     outputs, columns = matrix.shape
     if rows <= 16:
-        return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * card.processors), 4, 3)
+        return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * gpu.processors), 4, 3)
     if rows <= 64:
-        return Tiles(64, 64, 128, _splits(outputs, columns, card.processors), 4, 2)
+        return Tiles(64, 64, 128, _splits(outputs, columns, gpu.processors), 4, 2)
     looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # table addresses use registers
     return Tiles(128, 64 if looked_up else 128, 64, 1, 8, 3)
 

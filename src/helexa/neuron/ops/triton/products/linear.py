@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.products.dequantize import dequantize
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, on_tensor_cores, tiles
 from helexa.neuron.ops.triton.products.gemv import multiply_rows
@@ -18,14 +18,14 @@ _MANY = 512  # maximum rows for `tiles`, which dequantizes the matrix once per 1
 _FEW = 8  # maximum rows for `rows` on GPUs without tensor cores in Triton; each row reads the matrix again
 
 
-def kernel_for(rows: int, dtype: torch.dtype, card: Card) -> str:
+def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
     """Return the name of the kernel for a product of `rows` input rows.
 
     The names are `rows` (each row separately), `tiles` (several rows on tensor cores) and `plain` (dequantize the
     matrix, then cuBLAS). With `rows` and `tiles`, the result of a row depends only on this row, the kernel and the tile
     shape. With cuBLAS, the result of a row may also depend on the other rows.
     """
-    if on_tensor_cores(dtype, card):
+    if on_tensor_cores(dtype, gpu):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
     return "rows" if rows <= _FEW else "plain"
 
@@ -37,10 +37,12 @@ class PackedLinear:
         matrices: weights. Adjacent matrices of the same format are joined into one matrix.
         bias: float32, for the concatenated outputs; None for no bias.
         scratch: uint8 [SCRATCH_BYTES], memory for dequantized rows, shared by all operators.
-        card: properties of the GPU.
+        gpu: properties of the GPU.
     """
 
-    def __init__(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, scratch: Tensor, card: Card) -> None:
+    def __init__(
+        self, matrices: Sequence[PackedMatrix], bias: Tensor | None, scratch: Tensor, gpu: GpuProperties
+    ) -> None:
         self._matrices = joined(matrices)
         widths = [matrix.shape[0] for matrix in self._matrices]
         self._biases = (
@@ -48,7 +50,7 @@ class PackedLinear:
         )
         self._outputs = sum(widths)
         self._scratch = scratch
-        self._card = card
+        self._gpu = gpu
 
     @property
     def nbytes(self) -> int:
@@ -68,11 +70,11 @@ class PackedLinear:
 
     def _multiply(self, x: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
         rows = x.shape[0]
-        match kernel_for(rows, x.dtype, self._card):
+        match kernel_for(rows, x.dtype, self._gpu):
             case "rows":
                 multiply_rows(x, matrix, bias, out)
             case "tiles":
-                multiply_tiles(x, matrix, bias, out, tiles(rows, matrix, x.dtype, self._card))
+                multiply_tiles(x, matrix, bias, out, tiles(rows, matrix, x.dtype, self._gpu))
             case _:
                 self._multiply_plain(x, matrix, bias, out)
 

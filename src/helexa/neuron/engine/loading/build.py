@@ -1,0 +1,212 @@
+"""Builds the part of a model that belongs to one process or one host, from an open checkpoint."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
+from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
+from helexa.neuron.engine.loading.memory_estimate import estimate_memory
+from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
+from helexa.neuron.engine.ranks.connect import exchange_for
+from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded, StageLayers
+from helexa.neuron.engine.ranks.rank_processes import RankProcesses
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
+from helexa.neuron.models import model_class
+from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.weights.checkpoint import open_checkpoint
+
+_log = logging.getLogger("helexa.neuron.engine")
+_EXCHANGE_SECONDS = 60.0  # time limit of an exchange over gloo; the server's limit for steps is usually shorter
+_LAYER = "model.layers."
+
+
+class Build:
+    """A checkpoint that is open for loading, with the kernels and the quantization that the model will use.
+
+    Args:
+        path: a model file or folder (see `open_checkpoint`).
+        ranks: the rank of this process among the ranks of this host.
+
+    Attributes:
+        stage: the decoder layers to build. The caller may set the stage before it calls `request` and `model`.
+    """
+
+    def __init__(self, path: Path, options: EngineOptions, ranks: RankGroup) -> None:
+        self.path = path
+        self.options = options
+        self.stage: Stage = WHOLE_MODEL
+        self.device = usable_device(options.device)
+        self.checkpoint = open_checkpoint(path)
+        try:
+            self.model_type = str(self.checkpoint.config.get("model_type"))
+            self.architecture = model_class(self.model_type)
+            self._config = {**self.architecture.defaults, **self.checkpoint.config}
+            with self._invalid_configuration():
+                self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
+                self.ops.ranks = ranks
+                self.layers = int(self._config.get("num_hidden_layers") or 0)
+                self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
+        except BaseException:
+            self.checkpoint.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.checkpoint.close()
+
+    @property
+    def final_options(self) -> EngineOptions:
+        """The options of the engine with the quantization that this process chose, for the other processes."""
+        return msgspec.structs.replace(self.options, quant=self.policy.quant)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the whole model."""
+        return sum(math.prod(self.checkpoint.shape(name)) for name in self.checkpoint.names())
+
+    def sizes(self) -> tuple[list[int], int]:
+        """Return the bytes of each decoder layer's tensors in the files, and the bytes of all other tensors."""
+        layers, rest = [0] * self.layers, 0
+        for name in self.checkpoint.names():
+            size = self.checkpoint.on_meta(name, self.checkpoint.shape(name)).nbytes
+            index = name.removeprefix(_LAYER).partition(".")[0] if name.startswith(_LAYER) else ""
+            if index.isdecimal() and int(index) < self.layers:
+                layers[int(index)] += size
+            else:
+                rest += size
+        return layers, rest
+
+    def request(self) -> MemoryRequest:
+        """Return the memory request of all ranks of this host together."""
+        ranks = self.ops.ranks.count
+        with self._invalid_configuration():
+            estimate = estimate_memory(
+                self.checkpoint, self.architecture, self._config, self.ops, self.policy, self.stage
+            )
+        request = memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
+        processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
+        return msgspec.structs.replace(request, step=request.step + processes)
+
+    def model(self, on_progress: Callable[[int, int], None]) -> Decoder:
+        """Read the weights and return the model.
+
+        Args:
+            on_progress: called with (bytes read, total bytes) while the weights load.
+        """
+        store = self.ops.store(self.path, self.policy.quant, self._part())
+        total = self.checkpoint.total_bytes
+        with self._invalid_configuration():
+            loader = Loader(
+                self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy, self.stage
+            )
+            model = self.architecture(self._config, loader)
+        if store is not None:
+            store.save()
+        return model
+
+    def _part(self) -> str:
+        """Return the name of the part of the model that this process computes; empty for the whole model."""
+        ranks, names = self.ops.ranks, []
+        if ranks.count > 1:
+            names.append(f"rank {ranks.rank} of {ranks.count}")
+        if not self.stage.is_whole_model:
+            own = self.stage.layers(self.layers)
+            names.append(f"layers {own.start} to {own.stop - 1}")
+        return " ".join(names)
+
+    @contextmanager
+    def _invalid_configuration(self) -> Iterator[None]:
+        """Raise a ModelFileError if the configuration has values that a model cannot have."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
+
+
+def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
+    """Load the part of a model that belongs to a rank after rank 0; return the model and its kernels.
+
+    Args:
+        on_progress: called with (bytes read, total bytes) while the weights load.
+
+    Raises:
+        ModelFileError: the model cannot be loaded, or this process chose other kernels than rank 0.
+    """
+    options = message.options
+    with Build(Path(message.model), options, RankGroup(message.rank, options.tensor_parallel)) as build:
+        if build.ops.name != message.kernels:
+            raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
+        if message.layers is not None:
+            build.stage = Stage(range(message.layers.start, message.layers.stop))
+        return build.model(on_progress), build.ops
+
+
+def load_part(
+    build: Build,
+    other_ranks: RankProcesses | None,
+    on_progress: Callable[[int], None],
+) -> tuple[Decoder, list[RankLoaded]]:
+    """Load the part of rank 0 while the other ranks of this host load theirs, and connect the ranks.
+
+    Args:
+        other_ranks: the processes of the other ranks; None if this host has one rank.
+        on_progress: called with the bytes of the model that the ranks of this host have read.
+
+    Returns:
+        The model of rank 0, and the sizes of all ranks.
+    """
+    ops = build.ops
+    read = [0] * ops.ranks.count
+
+    def on_rank_progress(rank: int, done: int) -> None:
+        read[rank] = done
+        on_progress(sum(read))
+
+    def on_own_progress(done: int, total: int) -> None:
+        if other_ranks is not None:
+            other_ranks.check()
+        on_rank_progress(0, done)
+
+    if other_ranks is not None:
+        _load_other_ranks(build, other_ranks, on_rank_progress)
+    model = build.model(on_own_progress)
+    loaded = [RankLoaded(model.loader.matrix_bytes, ops.step_bytes)]
+    if other_ranks is not None:
+        loaded += other_ranks.wait_until_loaded()
+        for rank, sizes in enumerate(loaded):
+            _log.info("rank %d of %d: %.2f MiB of weights", rank, len(loaded), sizes.matrix_bytes / 2**20)
+        ops.connect(
+            exchange_for(ops, ops.ranks, other_ranks.memory_fd, other_ranks.rendezvous / "store", _EXCHANGE_SECONDS)
+        )
+    return model, loaded
+
+
+def _load_other_ranks(build: Build, other_ranks: RankProcesses, on_progress: Callable[[int, int], None]) -> None:
+    """Make the other ranks start to load their parts of the model. `RankProcesses.load` describes `on_progress`."""
+    own = build.stage.layers(build.layers)
+    layers = None if build.stage.is_whole_model else StageLayers(own.start, own.stop)
+
+    def message(rank: int) -> LoadRank:
+        return LoadRank(
+            model=str(build.path),
+            options=build.final_options,
+            kernels=build.ops.name,
+            rank=rank,
+            rendezvous=str(other_ranks.rendezvous / "store"),
+            step_seconds=_EXCHANGE_SECONDS,
+            layers=layers,
+        )
+
+    other_ranks.load(message, on_progress)

@@ -1,0 +1,226 @@
+"""The process of one stage of a pipeline, on a host other than host 0: loads decoder layers and computes steps.
+
+The member of the host group starts the process with `StageProcesses`. The process loads the layers that the engine on
+host 0 names, starts further ranks on this host if the engine's options say so, and computes the engine's steps.
+"""
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
+from helexa.neuron.code_version import code_version
+from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.ipc.channel import Channel, ChannelError
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.loading.build import Build, load_part
+from helexa.neuron.engine.loading.device import threads_of_rank, usable_device
+from helexa.neuron.engine.loading.memory_request import usable_memory
+from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden
+from helexa.neuron.engine.pipeline.messages import (
+    AllocateStage,
+    LoadStage,
+    MemoryDenied,
+    OpenStage,
+    StageFailed,
+    StageGranted,
+    StageOpened,
+    StageSetup,
+    ToStage,
+)
+from helexa.neuron.engine.pipeline.model_digest import model_digest
+from helexa.neuron.engine.ranks import cpu_binding
+from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
+from helexa.neuron.engine.ranks.rank import Rank
+from helexa.neuron.engine.ranks.rank_processes import RankProcesses
+from helexa.neuron.layers.stage import Stage
+from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.processes import parent_death
+
+_log = logging.getLogger("helexa.neuron.engine")
+_PROGRESS_STEP = 8 << 20  # bytes between two progress messages
+
+
+def main() -> None:
+    """Run the process of a stage until the engine closes the connection."""
+    gc.disable()  # loaded objects stay alive, and scanning them would take time
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--setup-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: stage: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent_death.hold()
+    faulthandler.register(signal.SIGUSR1)
+    code = 0
+    try:
+        member = socket.socket(fileno=arguments.setup_fd)
+        setup = _receive(member, StageSetup)
+        StageWorker(Channel(socket.socket(fileno=arguments.channel_fd), setup.channel), setup, member).run()
+    except ChannelError as error:
+        _log.info("the engine on host 0 has ended: %s", error)
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
+    except Exception:
+        _log.exception("the stage process ends")
+        code = 1
+    logging.shutdown()
+    os._exit(code)
+
+
+class StageWorker:
+    """One stage of a pipeline. It decides nothing: it does what the engine on host 0 sends.
+
+    Args:
+        channel: connection to the engine.
+        setup: device and threads of this host.
+        member: connection to the member of the host group, which grants memory.
+    """
+
+    def __init__(self, channel: Channel, setup: StageSetup, member: socket.socket) -> None:
+        self._channel = channel
+        self._setup = setup
+        self._member = member
+        self._resources = ExitStack()
+        self._other_ranks: RankProcesses | None = None
+
+    def run(self) -> None:
+        """Load the stage's layers and compute steps, until the engine closes the connection.
+
+        Raises:
+            ChannelError: the engine has closed the connection.
+        """
+        with self._resources:
+            try:
+                rank = self._load(self._channel.receive(OpenStage))
+            except ChannelError:
+                raise
+            except Exception as error:
+                self._channel.send(_failure(error))
+                self._channel.receive(ToStage)  # the engine closes the connection after it has read the error
+                return
+            while True:
+                message = self._channel.receive(RunStep | ClearPages | TouchCaches)
+                if self._other_ranks is not None:
+                    self._other_ranks.relay(message)
+                rank.handle(message)
+
+    def _load(self, opened: OpenStage) -> Rank:
+        """Load the stage's layers and allocate its caches, as the engine says."""
+        if opened.version != code_version():
+            raise HelexaError(f"this host runs helexa {code_version()}, but host 0 runs {opened.version}")
+        model = opened.model.find()
+        free = usable_memory(usable_device(self._setup.device), self._own(opened.options))
+        self._channel.send(StageOpened(digest=model_digest(model), free=free, hostname=socket.gethostname()))
+        order = self._channel.receive(LoadStage)
+        options = self._own(order.options)
+        cpu_binding.bind(options, 0)
+        torch.set_num_threads(threads_of_rank(options, 0))
+        faults = Faults.from_environment(model, os.environ, opened.stage * options.tensor_parallel)
+        with Build(model, options, RankGroup(0, options.tensor_parallel)) as build:
+            build.stage = Stage(range(order.start, order.stop), _EngineExchange(self._channel))
+            request = build.request()
+            self._channel.send(StageGranted(grant=self._ask(request), page=request.page, state=request.state))
+            if options.tensor_parallel > 1:
+                self._other_ranks = self._resources.enter_context(closing(RankProcesses(options.tensor_parallel)))
+            decoder, loaded = load_part(build, self._other_ranks, self._reports_of(faults))
+        self._channel.send(
+            RankLoaded(sum(part.matrix_bytes for part in loaded), sum(part.step_bytes for part in loaded))
+        )
+        grant = self._channel.receive(AllocateStage).grant
+        if self._other_ranks is not None:
+            self._other_ranks.allocate(request, grant)
+        rank = Rank(decoder, build.ops, options, faults)
+        reply = rank.handle(Allocate(request, grant))
+        assert reply is not None
+        self._channel.send(reply)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        return rank
+
+    def _own(self, options: EngineOptions) -> EngineOptions:
+        """Return the engine's options with the device and the threads of this host."""
+        return msgspec.structs.replace(options, device=self._setup.device, threads=self._setup.threads)
+
+    def _ask(self, request: MemoryRequest) -> MemoryGrant:
+        """Request memory from the member, and return its grant.
+
+        Raises:
+            DoesNotFitError: this host has too little free memory.
+        """
+        self._member.sendall(encode(request))
+        reply = _receive(self._member, MemoryGrant | MemoryDenied)
+        if isinstance(reply, MemoryDenied):
+            raise DoesNotFitError(reply.message)
+        return reply
+
+    def _reports_of(self, faults: Faults) -> Callable[[int], None]:
+        reported = 0
+
+        def on_progress(done: int) -> None:
+            nonlocal reported
+            faults.loading()
+            if done - reported >= _PROGRESS_STEP:
+                reported = done
+                self._channel.send(RankProgress(done))
+
+        return on_progress
+
+
+class _EngineExchange:
+    """The `HiddenExchange` of a stage: the engine on host 0 passes hidden states from stage to stage."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def receive(self, rows: int, width: int) -> Tensor:
+        return receive_hidden(self._channel, rows, width)
+
+    def send(self, hidden: Tensor, rows: int) -> Tensor:
+        send_hidden(self._channel, hidden)
+        return hidden
+
+
+def _receive(connection: socket.socket, kind: Any) -> Any:
+    """Wait for the next message from the member and return it. Each message is the reply to a message of this process.
+
+    Raises:
+        BrokenPipeError: the member has ended.
+    """
+    decoder = FrameDecoder(kind)
+    while data := connection.recv(1 << 16):
+        for message in decoder.feed(data):
+            return message
+    raise BrokenPipeError("the member of the host group has ended")
+
+
+def _failure(error: Exception) -> StageFailed:
+    if isinstance(error, ModelFileError):
+        return StageFailed("model_file", str(error))
+    if isinstance(error, DoesNotFitError):
+        return StageFailed("does_not_fit", str(error))
+    if isinstance(error, DeviceError):
+        return StageFailed("device", str(error))
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        return StageFailed("does_not_fit", "the layers do not fit into memory")
+    _log.exception("loading failed")
+    return StageFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Paths of models that other hosts find in their own folders."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.pipeline.model_path import ModelPath
+
+
+def on_other_host(path: ModelPath) -> ModelPath:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(path), type=ModelPath)
+
+
+@pytest.mark.parametrize(("variable", "folder"), [("HELEXA_CACHE", "cache"), ("HOME", "home")])
+def test_model_is_found_in_the_folder_of_the_other_host(
+    variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("a", "b"):
+        model = tmp_path / host / folder / "models" / "tiny.gguf"
+        model.parent.mkdir(parents=True)
+        model.touch()
+    monkeypatch.setenv(variable, str(tmp_path / "a" / folder))
+    path = ModelPath.of(tmp_path / "a" / folder / "models" / "tiny.gguf")
+    monkeypatch.setenv(variable, str(tmp_path / "b" / folder))
+    assert on_other_host(path).find() == tmp_path / "b" / folder / "models" / "tiny.gguf"
+
+
+def test_model_outside_these_folders_is_found_at_the_same_path(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.touch()
+    assert on_other_host(ModelPath.of(model)).find() == model
+
+
+def test_missing_model_is_one_line(tmp_path: Path) -> None:
+    path = ModelPath.of(tmp_path / "tiny.gguf")
+    with pytest.raises(ModelFileError, match=f"^no such file or folder: {tmp_path}/tiny.gguf; copy the model"):
+        path.find()

@@ -1,0 +1,203 @@
+"""Memory grants: two engines never count on the same memory, and a grant ends with its process."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from helexa.core.errors import DoesNotFitError
+from helexa.neuron.engine.ipc.messages import MemoryGrant
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
+from helexa.neuron.hardware.host_memory import own_bytes
+from neuron.memory_requests import MIB, needs
+
+LEAST, MOST = 1232 * MIB, 1712 * MIB
+"""Smallest and largest grant of an engine with the default request of `needs`."""
+
+
+class Machine:
+    """A simulated host: free memory, and the memory that each engine process holds."""
+
+    def __init__(self, free_mb: int, reserve_mb: int = 0) -> None:
+        self.free = free_mb * MIB
+        self.held: dict[int, int] = {}
+        self.generation: dict[int, float] = {}
+        self.grants = MemoryGrants(reserve_mb * MIB, private_bytes=self.held.get, started_at=self.generation.get)
+
+    def start(self, pid: int, **fields: object) -> MemoryGrant:
+        self.generation[pid] = self.generation.get(pid, 0.0) + 1
+        self.held[pid] = 100 * MIB
+        self.free -= 100 * MIB
+        return self.grants.grant(pid, needs(free=self.free, held=100 * MIB, **fields))
+
+    def take(self, pid: int, mb: int) -> None:
+        self.held[pid] += mb * MIB
+        self.free -= mb * MIB
+
+    def end(self, pid: int) -> None:
+        self.free += self.held.pop(pid)
+        del self.generation[pid]
+
+
+def test_concurrent_loads_do_not_share_free_memory() -> None:
+    machine = Machine(3000)
+    first = machine.start(1)
+    assert first.total == 1000 * MIB + 200 * MIB + 425 * MIB
+    with pytest.raises(DoesNotFitError) as rejected:
+        machine.start(2)
+    assert rejected.value.details["free_mb"] == 3000 - 200 - 1625
+    roomy = Machine(10_000)
+    assert [roomy.start(1).total, roomy.start(2).total] == [MOST, MOST]
+
+
+def test_allocated_memory_is_not_counted_twice() -> None:
+    machine = Machine(4000)
+    granted_mb = machine.start(1).total // MIB
+    assert granted_mb == 1712
+    machine.take(1, granted_mb)
+    assert machine.start(2).total >= LEAST
+
+
+def test_grant_ends_with_the_process() -> None:
+    machine = Machine(3000)
+    machine.start(1)
+    machine.end(1)
+    machine.start(2)
+    machine.end(2)
+    machine.start(1)  # the process id is reused
+
+
+def test_rejected_engine_holds_no_grant_and_may_retry() -> None:
+    machine = Machine(1500)
+    with pytest.raises(DoesNotFitError):
+        machine.start(1, weights=1400 * MIB)
+    machine.start(2)
+    machine.end(2)
+    assert machine.start(1).total <= 1500 * MIB
+
+
+def test_limit_covers_the_grants_of_all_engines() -> None:
+    machine = Machine(100_000)
+    limit = {"limit": 3000 * MIB}
+    first = machine.start(1, **limit)
+    machine.take(1, 500)
+    assert first.total <= 3000 * MIB
+    with pytest.raises(DoesNotFitError) as rejected:
+        machine.start(2, weights=1400 * MIB, **limit)
+    assert rejected.value.details["free_mb"] == (3000 * MIB - first.total) // MIB
+
+
+def test_reserve_stays_free_and_does_not_lower_the_limit() -> None:
+    assert Machine(2000, reserve_mb=0).start(1).pages > Machine(2000, reserve_mb=500).start(1).pages
+    with pytest.raises(DoesNotFitError):
+        Machine(1800, reserve_mb=500).start(1)
+    assert Machine(9000, reserve_mb=500).start(1, limit=LEAST).pages == 32
+
+
+def test_each_device_has_its_own_memory() -> None:
+    machine = Machine(3000)
+    machine.start(1, device="cuda:0")
+    machine.start(2, device="cuda:1")
+    machine.start(3)
+    with pytest.raises(DoesNotFitError):
+        machine.start(4, device="mps")  # Apple's GPU shares the host's memory
+    with pytest.raises(DoesNotFitError):
+        machine.start(5, device="cuda")  # the first GPU
+
+
+def test_settled_gpu_engine_holds_its_whole_grant() -> None:
+    machine = Machine(4000)
+    machine.start(1, device="cuda:0")
+    machine.free -= MOST
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:0")  # the first engine may still be loading
+    machine.held[1] += MOST  # host memory, through which the weights are copied
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:0")
+    machine.grants.settle(1)
+    machine.start(2, device="cuda:0")
+
+
+def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
+    machine = Machine(4000)
+    promised = machine.start(1, device="cuda:0").total
+    machine.free -= 1000 * MIB
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:0")
+    machine.grants.record_allocated(1, 1000 * MIB)
+    granted = machine.start(2, device="cuda:0")
+    assert granted.total <= machine.free - (promised - 1000 * MIB)
+
+
+def test_second_request_keeps_the_reported_gpu_memory() -> None:
+    machine = Machine(4000)
+    machine.start(1, device="cuda:0")
+    machine.grants.record_allocated(1, 1100 * MIB)
+    machine.free -= 1100 * MIB
+    second_request = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
+    promised = machine.grants.grant(1, second_request).total
+    second = machine.start(2, device="cuda:0", weights=700 * MIB)
+    assert second.total + promised - 1100 * MIB <= machine.free + 100 * MIB
+    machine.grants.record_allocated(99, 5)  # unknown process: ignored
+
+
+def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
+    machine = Machine(4000)
+    promised = machine.start(1).total
+    machine.take(1, 1300)
+    outstanding = promised - 1300 * MIB
+    machine.grants.observe(machine.free)
+    assert machine.grants.missing(1) == 0
+    machine.grants.observe(outstanding - 7 * MIB)  # another process has taken 7 MiB
+    assert machine.grants.missing(1) == 7 * MIB
+    machine.grants.observe(outstanding)
+    assert machine.grants.missing(1) == 0
+    assert machine.grants.missing(99) == 0
+    machine.grants.observe(0)
+    assert machine.grants.missing(1) == outstanding
+
+
+def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
+    machine = Machine(10_000)
+    machine.start(1)
+    machine.start(2)
+    machine.start(3, device="cuda:0")
+    machine.take(1, MOST // MIB - 100)
+    machine.take(2, MOST // MIB - 300)
+    machine.grants.observe(400 * MIB)
+    assert [machine.grants.missing(pid) for pid in (1, 2, 3)] == [0, 0, 0]
+    machine.grants.observe(200 * MIB)
+    assert [machine.grants.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
+
+
+def test_change_of_the_system_clock_ends_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    grants, me = MemoryGrants(), os.getpid()
+    grants.grant(me, needs(held=own_bytes(me)))
+    if hasattr(psutil, "_pslinux"):  # on other systems, psutil does not use the boot time
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: 0.0)
+    grants.observe(0)
+    assert grants.missing(me) > 0
+
+
+def test_grant_follows_the_memory_of_a_real_process() -> None:
+    script = "import sys; b = b'x' * (64 << 20); print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdout.readline()
+    grants = MemoryGrants()
+    request = needs(free=3000 * MIB, weights=0, step=0, loading=0)
+    allocated = own_bytes(child.pid)
+    assert allocated is not None
+    assert 64 * MIB < allocated < 120 * MIB
+    promised = grants.grant(child.pid, request).total
+    grants.observe(1)
+    assert grants.missing(child.pid) == pytest.approx(promised - allocated, abs=MIB)
+    child.stdin.close()
+    child.wait()
+    child.stdout.close()
+    grants.observe(1)
+    assert grants.missing(child.pid) == 0
+    assert own_bytes(child.pid) is None
