@@ -30,7 +30,7 @@ from helexa.neuron.vision.preprocessing.image_processor import image_layout
 from helexa.neuron.vision.preprocessing.layout import ImageLayout
 from helexa.neuron.vision.preprocessing.settings import image_processor
 from helexa.neuron.vision.prompt.attention_ends import attention_ends
-from helexa.neuron.vision.prompt.image_span import ImageSpan, expanded_tokens
+from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens
 from helexa.neuron.vision.prompt.image_text import image_text
 from helexa.neuron.vision.prompt.mrope_positions import mrope_positions
 from neuron.vision.images import noise
@@ -125,7 +125,7 @@ def test_tokens_equal_those_of_transformers(model_type: str, tokenizer_folder: P
     tokenizer = Tokenizer.from_directory(tokenizer_folder)
     image_token = tokenizer.token_id(syntax.image_token)
     assert image_token is not None
-    tokens, spans = expanded_tokens(tokenizer.encode(syntax.expanded(prompt, layouts)), image_token, layouts)
+    tokens, ranges = expanded_tokens(tokenizer.encode(syntax.expanded(prompt, layouts)), image_token, layouts)
 
     first, *rest = prompt.split(syntax.placeholder)
     texts = reference([noise(*size) for size in SIZES])
@@ -133,10 +133,15 @@ def test_tokens_equal_those_of_transformers(model_type: str, tokenizer_folder: P
     hf_tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder / "tokenizer.json"))
     assert tokens == hf_tokenizer(expected, add_special_tokens=False).input_ids
 
-    marked = [place for span in spans for place in range(span.start, span.end)]
+    marked = [place for image_range in ranges for place in range(image_range.start, image_range.end)]
     assert marked == [place for place, token in enumerate(tokens) if token == image_token]
     for image, layout in enumerate(layouts):
-        rows = [row for span in spans if span.image == image for row in range(span.first, span.first + span.length)]
+        rows = [
+            row
+            for image_range in ranges
+            if image_range.image == image
+            for row in range(image_range.first, image_range.first + image_range.length)
+        ]
         assert rows == list(range(layout.tokens))
 
 
@@ -150,7 +155,7 @@ def test_positions_equal_those_of_transformers(model_type: str, order: list[int 
     """Prompts of texts (None) with three tokens each, and of images (indices of `SIZES`)."""
     available = layouts_of(model_type, CASES[model_type][0])
     layouts = [available[part] for part in order if part is not None]
-    types, spans = [], []
+    types, ranges = [], []
     for part in order:
         if part is None:
             types += [0] * 3
@@ -158,9 +163,9 @@ def test_positions_equal_those_of_transformers(model_type: str, order: list[int 
         if types and types[-1] == 1:
             types.append(0)  # transformers finds images by their type, so two images must not touch
         length = available[part].tokens
-        spans.append(ImageSpan(len(spans), 0, len(types), length))
+        ranges.append(ImageRange(len(ranges), 0, len(types), length))
         types += [1] * length
-    result = mrope_positions(len(types), spans, layouts, 2)
+    result = mrope_positions(len(types), ranges, layouts, 2)
     assert result.positions.shape == (3, len(types))
     if not types:
         assert result.delta == 0
@@ -177,10 +182,10 @@ def test_positions_equal_those_of_transformers(model_type: str, order: list[int 
 
 def test_attention_ranges_equal_those_of_gemma3_in_transformers() -> None:
     window, length = 6, 40
-    spans = [ImageSpan(0, 0, 0, 4), ImageSpan(1, 0, 7, 9), ImageSpan(2, 0, 17, 3), ImageSpan(3, 0, 38, 2)]
+    ranges = [ImageRange(0, 0, 0, 4), ImageRange(1, 0, 7, 9), ImageRange(2, 0, 17, 3), ImageRange(3, 0, 38, 2)]
     types = torch.zeros(1, length, dtype=torch.int64)
-    for span in spans:
-        types[:, span.start : span.end] = 1
+    for image_range in ranges:
+        types[:, image_range.start : image_range.end] = 1
     masks = create_masks_for_vision_model(
         config=Gemma3TextConfig(
             sliding_window=window,
@@ -194,7 +199,7 @@ def test_attention_ranges_equal_those_of_gemma3_in_transformers() -> None:
         position_ids=torch.arange(length)[None],
         block_sequence_ids=get_block_sequence_ids_for_mask(types),
     )
-    ends = attention_ends(length, spans)
+    ends = attention_ends(length, ranges)
     keys, queries = np.arange(length), np.arange(length)[:, None]
     before = keys < ends[:, None]
     np.testing.assert_array_equal(before, masks["full_attention"][0, 0].numpy() == 0)

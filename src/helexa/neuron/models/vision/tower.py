@@ -19,7 +19,7 @@ _VECTOR = 16  # the kernels compute hidden states in vectors of 16 numbers
 
 
 class ImageFeatures(NamedTuple):
-    """What a vision tower computes for an image.
+    """The output of a vision tower for an image.
 
     Attributes:
         embeddings: float32 [T, H], the embeddings of the T tokens of the image. H is the hidden size of the text model.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.neuron.vision.preprocessing.layout import ImageLayout
-from helexa.neuron.vision.prompt.image_span import ImageSpan
+from helexa.neuron.vision.prompt.image_range import ImageRange
 
 
 class MropePositions(NamedTuple):
@@ -24,7 +24,7 @@ class MropePositions(NamedTuple):
 
 
 def mrope_positions(
-    length: int, spans: Sequence[ImageSpan], layouts: Sequence[ImageLayout], merge: int
+    length: int, ranges: Sequence[ImageRange], layouts: Sequence[ImageLayout], merge: int
 ) -> MropePositions:
     """Return the positions of a prompt of `length` tokens.
 
@@ -32,21 +32,21 @@ def mrope_positions(
     The position of the next token is the largest position of the image, or of a square around it, plus 1.
 
     Args:
-        spans: the prompt's image tokens; each image has one span.
+        ranges: image tokens of the prompt. Each image has one range.
         layouts: layout of each image.
         merge: number of rows of patches, and of columns of patches, that the vision tower merges into one embedding.
     """
     positions = np.empty((3, length), np.int32)
     token = position = 0
-    for span in spans:
-        position = _count(positions[:, token : span.start], position)
-        tile = layouts[span.image].tiles[0]
+    for image_range in ranges:
+        position = _count(positions[:, token : image_range.start], position)
+        tile = layouts[image_range.image].tiles[0]
         rows, columns = tile.rows // merge, tile.columns // merge
-        image = positions[:, span.start : span.end].reshape(3, rows, columns)
+        image = positions[:, image_range.start : image_range.end].reshape(3, rows, columns)
         image[0] = position
         image[1] = position + np.arange(rows)[:, None]
         image[2] = position + np.arange(columns)
-        token, position = span.end, position + max(rows, columns)
+        token, position = image_range.end, position + max(rows, columns)
     return MropePositions(positions, _count(positions[:, token:], position) - length)
 
 

@@ -18,7 +18,7 @@ class VisionQuantPolicy(QuantPolicy):
 
     Other matrices stay unquantized: the patch embedding, the position embeddings and the projection to the text model.
     They have few weights, and every image passes through them. No format has fewer than 8 bits, because the tower is
-    small compared with the text model, and errors in it change what the text model sees.
+    small compared with the text model, and its errors change the input of the text model.
 
     Args:
         quant: quantization of the text model (see `QuantPolicy`). An empty string means no quantization.

@@ -6,7 +6,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.vision.preprocessing.decode import ImageError
 from helexa.neuron.vision.preprocessing.layout import Grid, ImageLayout
 from helexa.neuron.vision.prompt.attention_ends import attention_ends
-from helexa.neuron.vision.prompt.image_span import ImageSpan, expanded_tokens
+from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens
 from helexa.neuron.vision.prompt.image_text import image_text
 from helexa.neuron.vision.prompt.token_limit import token_limit
 
@@ -45,9 +45,9 @@ def test_unknown_architecture_is_rejected() -> None:
 
 
 def test_image_tokens_are_repeated_per_tile() -> None:
-    tokens, spans = expanded_tokens([1, 9, 2, 9, 3, 9, 9, 4], 9, [SPLIT, ONE])
+    tokens, ranges = expanded_tokens([1, 9, 2, 9, 3, 9, 9, 4], 9, [SPLIT, ONE])
     assert tokens == [1, *[9] * 4, 2, *[9] * 4, 3, *[9] * 4, *[9] * 6, 4]
-    assert spans == [ImageSpan(0, 0, 1, 4), ImageSpan(0, 4, 6, 4), ImageSpan(0, 8, 11, 4), ImageSpan(1, 0, 15, 6)]
+    assert ranges == [ImageRange(0, 0, 1, 4), ImageRange(0, 4, 6, 4), ImageRange(0, 8, 11, 4), ImageRange(1, 0, 15, 6)]
 
 
 @pytest.mark.parametrize("tokens", [[1, 2], [9, 1, 9]])
@@ -57,7 +57,7 @@ def test_other_number_of_image_tokens_is_rejected(tokens: list[int]) -> None:
 
 
 def test_image_tokens_attend_to_their_whole_span() -> None:
-    assert attention_ends(7, [ImageSpan(0, 0, 1, 3), ImageSpan(1, 0, 4, 2)]).tolist() == [1, 4, 4, 4, 6, 6, 7]
+    assert attention_ends(7, [ImageRange(0, 0, 1, 3), ImageRange(1, 0, 4, 2)]).tolist() == [1, 4, 4, 4, 6, 6, 7]
     assert attention_ends(2, []).tolist() == [1, 2]
 
 

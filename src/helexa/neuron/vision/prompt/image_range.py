@@ -1,4 +1,4 @@
-"""The tokens of a prompt that stand for the embeddings of images."""
+"""The image tokens of a prompt, one for each embedding of an image."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from helexa.neuron.vision.preprocessing.decode import ImageError
 from helexa.neuron.vision.preprocessing.layout import ImageLayout
 
 
-class ImageSpan(NamedTuple):
+class ImageRange(NamedTuple):
     """Consecutive image tokens, one for each embedding of a tile.
 
     Attributes:
@@ -24,13 +24,13 @@ class ImageSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Index of the token after the span."""
+        """Index of the token after the range."""
         return self.start + self.length
 
 
 def expanded_tokens(
     tokens: Sequence[int], image_token: int, layouts: Sequence[ImageLayout]
-) -> tuple[list[int], list[ImageSpan]]:
+) -> tuple[list[int], list[ImageRange]]:
     """Repeat each image token of a prompt as often as its tile has embeddings.
 
     Args:
@@ -39,7 +39,7 @@ def expanded_tokens(
         layouts: layout of each image in the prompt.
 
     Returns:
-        The token ids of the prompt, and the span of each tile.
+        The token ids of the prompt, and the range of each tile.
 
     Raises:
         ImageError: the number of image tokens is not the number of tiles, because the text of a message contains the
@@ -53,12 +53,12 @@ def expanded_tokens(
             "the text of a message must not contain image tokens"
         )
     expanded: list[int] = []
-    spans: list[ImageSpan] = []
+    ranges: list[ImageRange] = []
     after = 0
     for place, (image, length) in zip(places, tiles, strict=True):
         expanded += tokens[after:place]
-        first = spans[-1].first + spans[-1].length if spans and spans[-1].image == image else 0
-        spans.append(ImageSpan(image, first, len(expanded), length))
+        first = ranges[-1].first + ranges[-1].length if ranges and ranges[-1].image == image else 0
+        ranges.append(ImageRange(image, first, len(expanded), length))
         expanded += [image_token] * length
         after = place + 1
-    return [*expanded, *tokens[after:]], spans
+    return [*expanded, *tokens[after:]], ranges
