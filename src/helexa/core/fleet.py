@@ -55,6 +55,14 @@ class NumaNode(Record):
     memory_total_mb: WireInt = 0
 
 
+class GroupHost(Record):
+    """A host of a host group that is connected now: its number in the group, its name and its memory in MiB."""
+
+    host: WireInt
+    hostname: str
+    memory_total_mb: WireInt = 0
+
+
 class Discovery(Record):
     """Response of `GET /discovery`: properties of a node that are constant while its process runs.
 
@@ -65,6 +73,7 @@ class Discovery(Record):
         numa_nodes: the NUMA nodes whose CPUs engines may use, or None if there is only one.
         max_tensor_parallel: largest number of ranks for which a gateway may ask in a load request. None for nodes that
             do not report it.
+        hosts: the connected hosts of the node's host group, or None if the node has no group.
     """
 
     hostname: str
@@ -80,6 +89,7 @@ class Discovery(Record):
     devices: list[Device] = Field(default_factory=list[Device])
     numa_nodes: list[NumaNode] | None = None
     max_tensor_parallel: WireInt | None = None
+    hosts: list[GroupHost] | None = None
     harnesses: list[str] = Field(default_factory=lambda: ["torch"])
     max_prompt_tokens: WireInt = 0
 
@@ -230,7 +240,8 @@ class ModelInfo(Record):
         status: state of the model. `poisoned` means that the node rejects requests because the engine crashed
             repeatedly.
         quant: format to which the node quantized the weights during the load, or None.
-        tensor_parallel: number of ranks that compute the model together, or None if one process computes it.
+        tensor_parallel: number of ranks that compute the model together on each host, or None if there is one.
+        pipeline_parallel: number of hosts that compute the model together, or None if there is one.
         progress: completed fraction (0 to 1) of `stage`, if known.
         stage: current stage of the load, if the model is loading.
     """
@@ -242,6 +253,7 @@ class ModelInfo(Record):
     vram_used_mb: WireInt | None = None
     quant: str | None = None
     tensor_parallel: WireInt | None = None
+    pipeline_parallel: WireInt | None = None
     capabilities: list[str] = Field(default_factory=list[str])
     limit: Limit | None = None
     tool_call: bool = False

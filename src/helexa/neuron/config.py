@@ -17,7 +17,15 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.ipc.messages import DEBUG_FAULT, PLAN_LOG, Activations, EngineOptions, PrefixReuse, StepTiming
+from helexa.neuron.engine.ipc.messages import (
+    DEBUG_FAULT,
+    PLAN_LOG,
+    Activations,
+    EngineOptions,
+    PrefixReuse,
+    StepTiming,
+    TensorParallelMode,
+)
 from helexa.neuron.hardware.numa import NUMA_FOLDER
 from helexa.neuron.ops.constants import MAX_RANKS, Kernels
 
@@ -178,6 +186,7 @@ class TorchConfig(Section):
     graphs: bool = True
     overlap: bool | None = None
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
+    tensor_parallel_mode: TensorParallelMode = "auto"
     pipeline_parallel: int | None = Field(default=None, ge=1)
     step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)

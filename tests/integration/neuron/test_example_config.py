@@ -9,6 +9,7 @@ from helexa.core.source import ModelSource
 from helexa.neuron.config import (
     AdmissionConfig,
     ContextLimitConfig,
+    GroupConfig,
     NeuronConfig,
     ResponsesConfig,
     SourceConfig,
@@ -37,9 +38,11 @@ def test_example_shows_the_defaults(config: NeuronConfig) -> None:
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
 
-@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, ResponsesConfig, SourceConfig])
+@pytest.mark.parametrize(
+    "section", [TorchConfig, AdmissionConfig, ContextLimitConfig, GroupConfig, ResponsesConfig, SourceConfig]
+)
 def test_example_contains_every_key(
-    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | ResponsesConfig | SourceConfig],
+    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | GroupConfig | ResponsesConfig | SourceConfig],
 ) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
     tables = {"admission", "context_limit", "sources"}  # documented as separate tables

@@ -48,7 +48,6 @@ from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded
 from helexa.neuron.engine.ranks.rank import Rank
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
-from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.processes import parent_death
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -131,7 +130,7 @@ class StageWorker:
         cpu_binding.bind(options, 0)
         torch.set_num_threads(threads_of_rank(options, 0))
         faults = Faults.from_environment(model, os.environ, opened.stage * options.tensor_parallel)
-        with Build(model, options, RankGroup(0, options.tensor_parallel)) as build:
+        with Build(model, options) as build:
             build.stage = Stage(range(order.start, order.stop), _EngineExchange(self._channel))
             request = build.request()
             self._channel.send(StageGranted(grant=self._ask(request), page=request.page, state=request.state))

@@ -7,7 +7,10 @@ import threading
 import time
 from contextlib import suppress
 
+import psutil
+
 from helexa.core.errors import HelexaError
+from helexa.core.fleet import GroupHost
 from helexa.http.listener import bind
 from helexa.neuron.code_version import code_version
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
@@ -62,6 +65,14 @@ class Membership:
         """Return the hosts that are connected now, in the order of their numbers."""
         with self._lock:
             return [self._members[host] for host in sorted(self._members)]
+
+    def connected_hosts(self) -> list[GroupHost]:
+        """Return the hosts that are connected now, beginning with host 0."""
+        own = GroupHost(host=0, hostname=socket.gethostname(), memory_total_mb=psutil.virtual_memory().total >> 20)
+        return [own] + [
+            GroupHost(host=member.host, hostname=member.hostname, memory_total_mb=member.memory_mb)
+            for member in self.members()
+        ]
 
     async def host_group(self, hosts: int) -> HostGroup:
         """Wait until the hosts 1 to `hosts` - 1 are connected, and return how an engine connects to them.

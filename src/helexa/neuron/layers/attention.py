@@ -59,8 +59,7 @@ class Attention:
             self._gated_q = None
             outputs = {f"{prefix}.q_proj": queries.times(head_dim), **outputs}
         self._qkv = loader.local_linear(outputs, hidden)
-        self._out = loader.linear(f"{prefix}.o_proj", hidden, heads * head_dim)
-        self._shares = shares.queries.times(head_dim) if loader.ranks > 1 else None
+        self._out = loader.reduced_linear(f"{prefix}.o_proj", hidden, shares.queries.times(head_dim))
         self._norms = None
         if norms is not None:
             eps, offset = norms
@@ -99,4 +98,4 @@ class Attention:
         out = out.view(x.shape[0], -1)
         if rows is not None:
             out = self._ops.choose_rows(out, rows)
-        return self._out(out if self._shares is None else self._ops.gather(out, self._shares))
+        return self._out(out)

@@ -96,9 +96,7 @@ class GatedDeltaNet:
             eps=eps,
         )
         self._rule = ops.delta_rule(sizes, weights)
-        self._out = loader.linear(f"{prefix}.out_proj", hidden, heads * value_dim)
-        self._ops = ops
-        self._shares = shares.queries.times(value_dim) if loader.ranks > 1 else None
+        self._out = loader.reduced_linear(f"{prefix}.out_proj", hidden, shares.queries.times(value_dim))
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
         """Return a cache with `slots` state slots, each for one recurrent state. The layer has no KV `pages`."""
@@ -120,8 +118,7 @@ class GatedDeltaNet:
             [T, H], or [S, H] if `rows` is given.
         """
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
-        out = self._rule(mixed, z, b, a, cache, step.batch, rows)
-        return self._out(out if self._shares is None else self._ops.gather(out, self._shares))
+        return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
 
 
 def _ungrouped(

@@ -1,5 +1,6 @@
 """The loader, which reads the tensors of a checkpoint and builds the layers of a model from them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.gathered_linear import GatheredLinear
+from helexa.neuron.layers.rank_results import GatheredInputs, GatheredLinear, SummedOverRanks
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.ops.constants import LANES
 from helexa.neuron.ops.linear import LinearOp
@@ -29,8 +30,9 @@ class Loader:
     The loader rejects a tensor whose shape differs from the shape that the configuration implies, because native
     kernels access memory by the configured sizes without further checks.
 
-    If several ranks compute the model together (see `ops.ranks`), each rank loads only its own rows of most matrices.
-    The argument `ranges` of several methods selects these rows. Without ranges, a method returns the whole tensor.
+    If several ranks compute the model together (see `ops.ranks`), each rank loads only its own rows or columns of most
+    matrices. The arguments `ranges` (of rows) and `columns` of several methods select them; without these arguments, a
+    method returns the whole tensor.
 
     Args:
         on_read: function that is called after each read with the number of bytes of weights read so far.
@@ -87,6 +89,50 @@ class Loader:
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights are larger in memory than in the file
         return weight
 
+    def input_block(self, key: str, inputs: int) -> int:
+        """Return the number of adjacent columns of a matrix that a division of the columns must not cut.
+
+        It is the size of a quantization block in the checkpoint, or in the format that the policy chooses.
+
+        Args:
+            key: name of the matrix in the checkpoint, with the suffix `#7` for matrix 7 of a stack.
+            inputs: number of columns of the matrix.
+        """
+        block = self.checkpoint.column_block(key.partition("#")[0])
+        form = None if self._policy is None else self._policy.form(key, inputs)
+        return block if form is None or block > 1 else form.stretch or form.group_size
+
+    def sums(self, key: str, inputs: Shares) -> bool:
+        """Return whether each rank multiplies its own inputs of a matrix, so that partial results must be added.
+
+        Otherwise each rank computes its own outputs from the inputs of all ranks. This is so in exact mode, and if the
+        division of the inputs would cut a quantization block of the matrix.
+
+        Args:
+            key: name of the matrix, as for `input_block`.
+            inputs: division of the inputs among the ranks.
+        """
+        if not self.ops.ranks.sums:
+            return False
+        block = self.input_block(key, inputs.total)
+        return all(columns.start % block == 0 for columns in inputs.ranges)
+
+    def input_shares(self, key: str, total: int) -> Shares:
+        """Return the division of `total` inputs of a matrix among the ranks.
+
+        The shares are whole quantization blocks of the matrix if partial results may be added and if there are enough
+        blocks for all ranks.
+
+        Args:
+            key: name of the matrix, as for `input_block`.
+        """
+        if self.ops.ranks.sums:
+            unit = math.lcm(LANES, self.input_block(key, total))
+            shares = Shares.split(total, self.ranks, self.ops.ranks.rank, unit)
+            if all(map(len, shares.ranges)):
+                return shares
+        return self.shares(total)
+
     def shares(self, total: int) -> Shares:
         """Return the division of the `total` rows of a matrix among the ranks, in blocks of `LANES` rows.
 
@@ -109,28 +155,43 @@ class Loader:
         return HeadShares.split(heads, kv_heads, self.ranks, self.ops.ranks.rank)
 
     def matrix(
-        self, name: str, shape: tuple[int, ...], index: int | None = None, ranges: Sequence[RowRange] = ()
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        index: int | None = None,
+        ranges: Sequence[RowRange] = (),
+        columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix [N, K], or its rows in `ranges`, prepared for the kernels.
+        """Return a matrix [N, K], or a part of it, prepared for the kernels.
 
         For `name`, `shape` and `index`, see `weight`.
+
+        Args:
+            ranges: ranges of the rows to return; empty for all rows.
+            columns: range of the columns to return; None for all columns.
         """
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
-        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part_of(ranges)), ranges)
+        part = part_of(ranges, columns)
+        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
 
     def prepared(
-        self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        read: Callable[[], Weight],
+        ranges: Sequence[RowRange] = (),
+        columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix, or its rows in `ranges`, quantized by the policy and prepared for the kernels.
+        """Return a matrix, or a part of it, quantized by the policy and prepared for the kernels.
 
         Args:
             key: unique name of the matrix in the model.
             shape: shape of the whole matrix, [N, K].
-            read: function that reads the matrix, or its rows in `ranges`, from the checkpoint. It is not called if the
-                disk cache `store` contains the prepared matrix.
+            read: function that reads the matrix, or the part of it, from the checkpoint. It is not called if the disk
+                cache `store` contains the prepared matrix.
         """
-        own_shape, own_key = _own_shape(shape, ranges), _own_key(key, ranges)
+        own_shape, own_key = own_part(shape, ranges, columns), _own_key(key, ranges, columns)
         stored = None if self._store is None else self._store.get(own_key, own_shape)
         if stored is not None:
             self.matrix_bytes += stored.nbytes
@@ -168,22 +229,30 @@ class Loader:
         """
         return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
-    def linear(self, name: str, outputs: int, inputs: int, gate: str | None = None) -> LinearOp:
+    def reduced_linear(self, name: str, outputs: int, inputs: Shares, gate: str | None = None) -> LinearOp:
         """Return a linear layer with the weight `name.weight` [outputs, inputs] and the bias `name.bias`, if it exists.
 
-        Each rank computes some of the outputs. An all-gather then returns all outputs on each rank.
+        Each rank passes the inputs that it has computed itself, and gets all outputs.
 
         Args:
+            inputs: division of the inputs among the ranks.
             gate: activation of a gated input, `silu` or `gelu_tanh`; None for no gate. With a gate, the layer takes
-                rows of 2 * `inputs` numbers and multiplies the weight by `gate(first half) * second half`.
+                rows of twice as many numbers, and multiplies the weight by `gate(first half) * second half`.
         """
+        if self.sums(f"{name}.weight", inputs):
+            whole = RowRange(0, outputs, outputs)
+            matrices, bias = self.matrices({name: (whole,)}, inputs.total, inputs.own)
+            return self.summed(self.product(matrices, self.added_once(bias), gate), outputs)
         shares = self.shares(outputs)
-        return self.gathered(self.product(*self.matrices({name: (shares.own,)}, inputs), gate), shares)
+        matrices, bias = self.matrices({name: (shares.own,)}, inputs.total)
+        if self.ranks == 1:
+            return self.product(matrices, bias, gate)
+        return GatheredInputs(self.ops, self.gathered(self.product(matrices, bias), shares), inputs, gate)
 
     def replicated_linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
         """Return a linear layer of which every rank computes all outputs. Used for layers with few outputs.
 
-        The weight is `name.weight` [outputs, inputs], and the optional bias is `name.bias`.
+        The weight is `name.weight` [outputs, inputs], the optional bias is `name.bias`. Each rank passes all inputs.
         """
         return self.product(*self.matrices({name: (RowRange(0, outputs, outputs),)}, inputs))
 
@@ -206,17 +275,27 @@ class Loader:
         """
         return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
+    def summed(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
+        """Return the operator whose result is the sum of the results [T, outputs] of all ranks."""
+        return SummedOverRanks(self.ops, product)
+
+    def added_once(self, bias: Tensor | None) -> Tensor | None:
+        """Return the bias of an operator whose results are added over the ranks: None on all ranks except rank 0."""
+        return bias if self.ops.ranks.rank == 0 else None
+
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Return a linear operator for `matrices`, which are already prepared for the kernels (see `Ops.linear`)."""
         return self.ops.linear(matrices, bias, gate)
 
     def mixture(
-        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None
     ) -> MixtureOp:
         """Return the operator of a mixture of experts (see `Ops.mixture`)."""
-        return self.ops.mixture(experts, routing, clamp, shares if self.ranks > 1 else None)
+        return self.ops.mixture(experts, routing, clamp, shares)
 
-    def matrices(self, outputs: Mapping[str, Sequence[RowRange]], inputs: int) -> tuple[list[Any], Tensor | None]:
+    def matrices(
+        self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
+    ) -> tuple[list[Any], Tensor | None]:
         """Read the matrices and biases of a linear layer. Return the matrices, and the concatenated biases or None.
 
         A matrix without a bias in the checkpoint gets a bias of zeros if another matrix has a bias.
@@ -225,9 +304,11 @@ class Loader:
             outputs: for each matrix, its name and the ranges of the rows to return. The matrix is the tensor
                 `name.weight`, and its bias is `name.bias`.
             inputs: number of columns of each matrix.
+            columns: range of the columns to return; None for all columns.
         """
         matrices = [
-            self.matrix(f"{name}.weight", (ranges[0].total, inputs), ranges=ranges) for name, ranges in outputs.items()
+            self.matrix(f"{name}.weight", (ranges[0].total, inputs), ranges=ranges, columns=columns)
+            for name, ranges in outputs.items()
         ]
         biases = [
             self.vector(f"{name}.bias", ranges[0].total, ranges) if f"{name}.bias" in self else None
@@ -275,15 +356,17 @@ def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) ->
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 
 
-def _own_shape(shape: tuple[int, ...], ranges: Sequence[RowRange]) -> tuple[int, ...]:
-    return (sum(map(len, ranges)), *shape[1:]) if ranges else shape
+def own_part(shape: tuple[int, ...], ranges: Sequence[RowRange], columns: RowRange | None = None) -> tuple[int, ...]:
+    """Return the shape of a part of a tensor. `shape` is the shape of the whole tensor."""
+    rows = sum(map(len, ranges)) if ranges else shape[0]
+    return (rows, *shape[1:]) if columns is None else (rows, *shape[1:-1], len(columns))
 
 
-def _own_key(key: str, ranges: Sequence[RowRange]) -> str:
-    """Return the name under which the disk cache stores the rows `ranges` of the matrix `key`."""
-    if all(rows.whole for rows in ranges):
-        return key
-    return f"{key}#{','.join(f'{rows.start}-{rows.stop}' for rows in ranges)}"
+def _own_key(key: str, ranges: Sequence[RowRange], columns: RowRange | None) -> str:
+    """Return the name under which the disk cache stores a part of the matrix `key`."""
+    if not all(rows.whole for rows in ranges):
+        key += f"#{','.join(f'{rows.start}-{rows.stop}' for rows in ranges)}"
+    return key if columns is None or columns.whole else f"{key}#columns {columns.start}-{columns.stop}"
 
 
 def _nbytes(weight: Weight) -> int:

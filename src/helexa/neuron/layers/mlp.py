@@ -15,18 +15,12 @@ class GatedMlp:
     """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int, act: str = "silu") -> None:
-        self._ops, self._act = loader.ops, act
-        shares = loader.shares(intermediate)
+        shares = loader.input_shares(f"{prefix}.down_proj.weight", intermediate)
         self._gate_up = loader.local_linear(
             {f"{prefix}.gate_proj": shares.own, f"{prefix}.up_proj": shares.own}, hidden
         )
-        self._shares = shares if loader.ranks > 1 else None
-        gate = act if self._shares is None else None  # with several ranks, each rank applies the gate before the gather
-        self._down = loader.linear(f"{prefix}.down_proj", hidden, intermediate, gate)
+        self._down = loader.reduced_linear(f"{prefix}.down_proj", hidden, shares, act)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, H] for inputs x [T, H] (T rows, H the hidden size)."""
-        hidden = self._gate_up(x)
-        if self._shares is not None:
-            hidden = self._ops.gather(self._ops.gate_mul(hidden, self._act), self._shares)
-        return self._down(hidden)
+        return self._down(self._gate_up(x))

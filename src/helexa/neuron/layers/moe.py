@@ -5,7 +5,7 @@ from torch import Tensor
 from helexa.neuron.layers.experts import ExpertReader
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.mlp import GatedMlp
-from helexa.neuron.ops.mixture import Clamp, ExpertShares, Routing
+from helexa.neuron.ops.mixture import Clamp, Routing
 
 
 class SparseMoe:
@@ -33,9 +33,8 @@ class SparseMoe:
         clamp: Clamp | None = None,
         shared: "SharedExpert | None" = None,
     ) -> None:
-        shares = ExpertShares(loader.shares(intermediate), loader.shares(hidden))
         self._scores = loader.replicated_linear(router, reader.count, hidden)
-        self._experts = loader.mixture(reader.experts(shares), routing, clamp, shares)
+        self._experts = reader.mixture(routing, clamp, hidden, intermediate)
         self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:

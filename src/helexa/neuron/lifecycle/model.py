@@ -98,6 +98,7 @@ class ServedModel:
             vram_used_mb=self._vram_mb(),
             quant=self.engine.ready.quant or None,
             tensor_parallel=ranks if (ranks := self.engine.options.tensor_parallel) > 1 else None,
+            pipeline_parallel=hosts if (hosts := self.engine.options.pipeline_parallel) > 1 else None,
             capabilities=["text"],
             limit=self.limit,
             tool_call=self.text.capabilities.tool_call,

@@ -64,8 +64,10 @@ class GptOssReader(ExpertReader):
     In these checkpoints, unquantized expert matrices are transposed: [inputs, outputs] instead of [outputs, inputs].
     """
 
-    def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
-        """Return rows of one expert's matrix [outputs, inputs] from the tensor `name`, which stacks all experts.
+    def matrix(
+        self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
+    ) -> Any:
+        """Return a part of one expert's matrix [outputs, inputs] from the tensor `name`, which stacks all experts.
 
         In a matrix with gate and up rows, all gate rows come before all up rows.
 
@@ -73,11 +75,12 @@ class GptOssReader(ExpertReader):
             shape: shape of one expert's matrix.
             expert: index of the expert.
             ranges: ranges of the rows to return.
+            columns: range of the columns to return; None for all columns.
         """
         if name.endswith(".weight"):
-            return super().matrix(name, shape, expert, ranges)
+            return super().matrix(name, shape, expert, ranges, columns)
         return self.loader.prepared(
-            f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert, ranges), ranges
+            f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert, ranges, columns), ranges, columns
         )
 
     def biases(self, name: str, width: int) -> Tensor:
@@ -88,12 +91,14 @@ class GptOssReader(ExpertReader):
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 
-    def _arranged(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Weight:
+    def _arranged(
+        self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
+    ) -> Weight:
         alternating = name.endswith(".gate_up_proj")
         # The gate rows of this rank and its up rows are adjacent in the checkpoint.
-        part = part_of((ranges[0].times(2, total=shape[0]),) if alternating else ranges)
+        part = part_of((ranges[0].times(2, total=shape[0]),) if alternating else ranges, columns)
         if isinstance(self.loader.checkpoint.on_meta(name, shape), Tensor):  # not quantized, so transposed
-            transposed = self.loader.weight(name, (self.count, *shape[::-1]), expert, Part(columns=part.rows))
+            transposed = self.loader.weight(name, (self.count, *shape[::-1]), expert, Part(part.columns, part.rows))
             assert isinstance(transposed, Tensor)
             weight = transposed.T.contiguous()
         else:

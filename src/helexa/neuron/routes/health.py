@@ -17,9 +17,11 @@ async def version(request: Request) -> Response:
 
 
 async def discovery(request: Request) -> Response:
-    """Handle `GET /discovery`: return the hardware of the machine, and the node's limits on prompts and ranks."""
+    """Handle `GET /discovery`: return the hardware of the machine, the node's limits, and the hosts of its group."""
     facts = await asyncio.to_thread(discover)
+    group = request.app.state.group
     limits = {
+        "hosts": None if group is None else group.connected_hosts(),
         "max_prompt_tokens": request.app.state.max_prompt_tokens,
         "max_tensor_parallel": request.app.state.max_tensor_parallel(facts),
     }

@@ -53,7 +53,7 @@ def create_app(
     """Return the ASGI application of a node. It serves requests while the default models load in the background.
 
     The route functions find their shared objects in `app.state`: `registry`, `responses`, `usage`, `activation`,
-    `health`, `metrics`, `port`, `max_prompt_tokens` and `max_tensor_parallel`.
+    `health`, `metrics`, `port`, `group`, `max_prompt_tokens` and `max_tensor_parallel`.
 
     Args:
         config: the node's configuration.
@@ -106,6 +106,7 @@ def create_app(
     app.state.health = monitor
     app.state.metrics = node_metrics
     app.state.port = config.port
+    app.state.group = group
     bound = harness.context_limit.max_prompt_tokens
     app.state.max_prompt_tokens = bound or harness.context_length or MAX_PROMPT_TOKENS
     app.state.max_tensor_parallel = partial(max_tensor_parallel, device, harness.tensor_parallel)

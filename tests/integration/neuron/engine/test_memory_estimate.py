@@ -13,6 +13,8 @@ from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimat
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.part import WHOLE, Part
@@ -62,8 +64,12 @@ class UnreadableCheckpoint:
     """A checkpoint that fails if a tensor is read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
         self.config, self.total_bytes = checkpoint.config, checkpoint.total_bytes
         self.names, self.shape, self.on_meta = checkpoint.names, checkpoint.shape, checkpoint.on_meta
+
+    def column_block(self, name: str) -> int:
+        return self._checkpoint.column_block(name)
 
     def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Tensor:
         raise AssertionError(f"{name} was read")
@@ -103,6 +109,27 @@ def test_estimate_matches_the_memory_of_a_gpu_model(
     assert actual <= estimate.weights * 1.01
     assert estimate.weights <= actual * 1.02
     assert estimate.loading > 0
+
+
+@pytest.mark.parametrize("quant", ["", "q4k"])
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_estimate_matches_the_memory_of_each_rank(model: str, sums: bool, quant: str, tmp_path: Path) -> None:
+    tiny_model(tmp_path, **MODELS[model])
+    weights: list[int] = []
+    for rank in range(2):
+        ops = ReferenceOps(torch.device("cpu"), torch.bfloat16)
+        ops.ranks = RankGroup(rank, 2, sums)
+        with open_checkpoint(tmp_path) as checkpoint:
+            architecture = model_class(checkpoint.config["model_type"])
+            config = {**architecture.defaults, **checkpoint.config}
+            policy = QuantPolicy(quant, config["num_hidden_layers"])
+            built = architecture(config, Loader(checkpoint, ops, lambda done: None, policy=policy))
+        estimate = estimate_of(ops, tmp_path, quant)
+        assert tensor_bytes(built, {}) == pytest.approx(estimate.weights, rel=0.02)
+        weights.append(estimate.weights)
+    assert weights[0] >= weights[1], "the request for all ranks multiplies the memory of rank 0"
+    assert estimate_of(ReferenceOps(torch.device("cpu"), torch.bfloat16), tmp_path, quant).weights > 1.8 * weights[0]
 
 
 def test_estimate_matches_the_memory_of_smollm2(smollm2_gguf: Path) -> None:

@@ -49,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": HYBRID | EXPERTS | {"model_type": "qwen3_5_moe_text"},
     "qwen3_next": HYBRID | EXPERTS | {"model_type": "qwen3_next"},
 }
+STEPS = 8
 PROMPTS = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
 
 
@@ -65,5 +66,5 @@ def loaded(model: Path, group: HostGroup | None = None, **options: Any) -> Itera
 def logits_and_tokens(model: Path, group: HostGroup | None = None, **options: Any) -> tuple[Tensor, list[list[int]]]:
     """Return the logits [rows, V] and the tokens of all prompts, prefilled in chunks and decoded in one batch."""
     with loaded(model, group, **options) as runner:
-        results = decode(runner, PROMPTS, steps=8, max_step_tokens=48)
+        results = decode(runner, PROMPTS, steps=STEPS, max_step_tokens=48)
     return torch.cat([logits for _, logits in results]), [tokens for tokens, _ in results]

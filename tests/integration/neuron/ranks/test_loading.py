@@ -12,7 +12,7 @@ from helexa.neuron.models import model_class
 from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import open_checkpoint
-from neuron.ranks.rank_models import MODELS, logits_and_tokens
+from neuron.ranks.rank_models import MODELS, STEPS, logits_and_tokens
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import tiny_model
 
@@ -59,6 +59,15 @@ def test_ranks_quantize_their_own_part(name: str, tmp_path: Path) -> None:
     logits, tokens = logits_and_tokens(tmp_path, quant="q4k", tensor_parallel=2)
     assert tokens == expected_tokens
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
+def test_ranks_add_partial_results_of_quantized_weights(name: str, tmp_path: Path) -> None:
+    """Attention outputs have a single block of q4k here, and are computed exactly beside the partial sums."""
+    tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
+    expected, _ = logits_and_tokens(tmp_path, quant="q4k")
+    logits, _ = logits_and_tokens(tmp_path, quant="q4k", tensor_parallel=2, tensor_parallel_mode="sum")
+    torch.testing.assert_close(logits[::STEPS], expected[::STEPS], rtol=0, atol=0.02 * float(expected.std()))
 
 
 def test_ranks_load_quantized_experts_of_square_shape(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ PLAN_LOG = "NEURON_DEBUG_PLAN_LOG"
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
+TensorParallelMode = Literal["auto", "exact", "sum"]
 StepTiming = Literal["measured", "fixed"]
 Logprob = tuple[float, list[tuple[int, float]]]
 """The log-probability of a token, and pairs (token, log-probability) of the likeliest tokens at its position."""
@@ -62,6 +63,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             (`principal`), all prompts (`all`), or none (`off`).
         tensor_parallel: number of processes (ranks) that compute the model together. Each rank holds a part of the
             weights and of the KV cache, and has its own `threads`.
+        tensor_parallel_mode: how ranks divide matrices whose inputs they have computed themselves, such as the output
+            projection of attention. `exact` divides all matrices by rows, so that no sum is divided. With native
+            kernels, the tokens are then those of one rank. `sum` divides these matrices by columns and adds the partial
+            results in the order of the ranks, which needs fewer exchanges. `auto` is `exact` on CPUs and `sum` on GPUs.
         pipeline_parallel: number of hosts that compute the model together. Each host computes a part of the layers with
             `tensor_parallel` ranks.
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
@@ -89,6 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     overlap: bool | None = None
     tensor_parallel: int = 1
+    tensor_parallel_mode: TensorParallelMode = "auto"
     pipeline_parallel: int = 1
     step_timing: StepTiming = "measured"
 

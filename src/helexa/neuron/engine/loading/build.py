@@ -11,7 +11,7 @@ import msgspec
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
-from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
+from helexa.neuron.engine.loading.device import kernels_for, policy_for, rank_group, usable_device
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
 from helexa.neuron.engine.ranks.connect import exchange_for
@@ -22,7 +22,6 @@ from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -35,13 +34,13 @@ class Build:
 
     Args:
         path: a model file or folder (see `open_checkpoint`).
-        ranks: the rank of this process among the ranks of this host.
+        rank: number of this process among the ranks of this host.
 
     Attributes:
         stage: the decoder layers to build. The caller may set the stage before it calls `request` and `model`.
     """
 
-    def __init__(self, path: Path, options: EngineOptions, ranks: RankGroup) -> None:
+    def __init__(self, path: Path, options: EngineOptions, rank: int = 0) -> None:
         self.path = path
         self.options = options
         self.stage: Stage = WHOLE_MODEL
@@ -53,7 +52,7 @@ class Build:
             self._config = {**self.architecture.defaults, **self.checkpoint.config}
             with self._invalid_configuration():
                 self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
-                self.ops.ranks = ranks
+                self.ops.ranks = rank_group(options, rank, self.device)
                 self.layers = int(self._config.get("num_hidden_layers") or 0)
                 self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
         except BaseException:
@@ -120,7 +119,7 @@ class Build:
         """Return the name of the part of the model that this process computes; empty for the whole model."""
         ranks, names = self.ops.ranks, []
         if ranks.count > 1:
-            names.append(f"rank {ranks.rank} of {ranks.count}")
+            names.append(f"rank {ranks.rank} of {ranks.count}{' sums' if ranks.sums else ''}")
         if not self.stage.is_whole_model:
             own = self.stage.layers(self.layers)
             names.append(f"layers {own.start} to {own.stop - 1}")
@@ -145,7 +144,7 @@ def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tup
         ModelFileError: the model cannot be loaded, or this process chose other kernels than rank 0.
     """
     options = message.options
-    with Build(Path(message.model), options, RankGroup(message.rank, options.tensor_parallel)) as build:
+    with Build(Path(message.model), options, message.rank) as build:
         if build.ops.name != message.kernels:
             raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
         if message.layers is not None:

@@ -12,6 +12,7 @@ from helexa.neuron.engine.ranks.cpu_binding import cpus_for
 from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.quantization.quant_form import AUTO, quant_named
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automatic
@@ -91,3 +92,10 @@ def threads_of_rank(options: EngineOptions, rank: int) -> int:
         return options.threads
     own = cpus_for(options, rank)
     return physical_cores(own) if own else max(physical_cores() // options.tensor_parallel, 1)
+
+
+def rank_group(options: EngineOptions, rank: int, device: torch.device) -> RankGroup:
+    """Return the position of rank number `rank` among the ranks of an engine."""
+    mode = options.tensor_parallel_mode
+    sums = mode == "sum" or (mode == "auto" and device.type == "cuda")
+    return RankGroup(rank, options.tensor_parallel, sums and options.tensor_parallel > 1)

@@ -27,7 +27,6 @@ from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.ranks.rank_group import RankGroup
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -90,7 +89,7 @@ def load_once(
         stages = None
         if group is not None:  # connect first, because starting the stage processes takes seconds
             stages = on_error.enter_context(closing(RemoteStages(group, model_path, options)))
-        build = opened.enter_context(Build(model_path, options, RankGroup(0, ranks)))
+        build = opened.enter_context(Build(model_path, options))
         total = build.checkpoint.total_bytes
         read = [0] * (1 + (0 if group is None else len(group.hosts)))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.layers.loader import Loader, own_part, require_shape
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.linear import LinearOp
@@ -111,22 +111,24 @@ class _WeightSizes(Loader):
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy, stage: Stage) -> None:
-        super().__init__(checkpoint, ops, lambda done: None, stage=stage)
+        super().__init__(checkpoint, ops, lambda done: None, policy=policy, stage=stage)
         self.allocated = self.peak = self.widest = 0
         self._quantization = policy
         self._embedding: Embedding | None = None
 
     def prepared(
-        self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        read: Callable[[], Weight],
+        ranges: Sequence[RowRange] = (),
+        columns: RowRange | None = None,
     ) -> _Matrix:
         """Count the bytes of a weight matrix in the kernels' format, and return a placeholder.
 
         `read` is not called, so no weights are read.
         """
-        name = key.partition("#")[0]
-        if ranges:
-            shape = (sum(map(len, ranges)), *shape[1:])
-        weight = self.checkpoint.on_meta(name, shape)
+        weight = self.checkpoint.on_meta(key.partition("#")[0], own_part(shape, ranges, columns))
         transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
@@ -139,9 +141,7 @@ class _WeightSizes(Loader):
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
         """Count the bytes of a tensor that kernels use unchanged. Return a placeholder that needs almost no memory."""
         require_shape(name, self.checkpoint.shape(name), shape)
-        if ranges:
-            shape = (sum(map(len, ranges)), *shape[1:])
-        ones = torch.ones((), device=self.ops.device).expand(shape)
+        ones = torch.ones((), device=self.ops.device).expand(own_part(shape, ranges))
         self._take(ones.nbytes)
         return ones
 
@@ -164,8 +164,13 @@ class _WeightSizes(Loader):
             self.widest = max(self.widest, shares.total)
         return product
 
+    def summed(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
+        """Count the width of the partial results of all ranks, which are gathered before they are added."""
+        self.widest = max(self.widest, self.ranks * outputs)
+        return product
+
     def mixture(
-        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None
     ) -> MixtureOp:
         """Count the bytes of a mixture of experts; return a placeholder function for the mixture."""
         gate_ups, downs = (

@@ -10,10 +10,13 @@ class RankGroup:
     Attributes:
         rank: number of this process, from 0. Rank 0 schedules and samples.
         count: number of ranks.
+        sums: whether the ranks divide some matrices by columns and add their partial results, which changes the order
+            of additions. If False, the ranks divide all matrices by rows and only gather results.
     """
 
     rank: int = 0
     count: int = 1
+    sums: bool = False
 
 
 SINGLE = RankGroup()

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.part import WHOLE, Part
+from helexa.neuron.weights.part import Part
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """A contiguous range of a tensor's rows.
+    """A contiguous range of a tensor's rows, or of its columns where a method says so.
 
     Attributes:
         start, stop: first row, and the row after the last row.
@@ -125,6 +125,14 @@ def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
     return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
 
 
-def part_of(ranges: Sequence[RowRange]) -> Part:
-    """Return the rows `ranges` of a tensor as a part that a checkpoint can read; all rows for no ranges."""
-    return WHOLE if all(rows.whole for rows in ranges) else Part(row_numbers(ranges))
+def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part:
+    """Return a part of a tensor that a checkpoint can read.
+
+    Args:
+        ranges: ranges of rows; none for all rows.
+        columns: range of columns; None for all columns.
+    """
+    return Part(
+        None if all(rows.whole for rows in ranges) else row_numbers(ranges),
+        None if columns is None or columns.whole else row_numbers((columns,)),
+    )
