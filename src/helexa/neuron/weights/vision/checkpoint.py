@@ -158,7 +158,8 @@ class _GgufStored:
         return BLOCK_SIZES[self.tensor.type][0]
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> Weight:
-        assert index is None and part is WHOLE, "each rank reads whole tensors of a vision part"
+        whole = index is None and part.rows is None and part.columns is None
+        assert whole, "each rank reads whole tensors of a vision part"
         weight = decode(self.tensor.type, self.file.read(self.tensor.name), self.shape)
         return weight.float() + self.shift if self.shift and isinstance(weight, Tensor) else weight
 
