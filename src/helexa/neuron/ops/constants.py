@@ -28,7 +28,7 @@ SEGMENT_POSITIONS = CONSTANTS["SEGMENT_POSITIONS"]
 SPARE_BLOCKS = CONSTANTS["SPARE_BLOCKS"]
 SPLIT_ROWS = CONSTANTS["SPLIT_ROWS"]
 FLOAT16, BFLOAT16, FLOAT32 = (CONSTANTS[name] for name in ("FLOAT16", "BFLOAT16", "FLOAT32"))
-SILU, GELU_TANH = (CONSTANTS[name] for name in ("SILU", "GELU_TANH"))
+SILU, GELU_TANH, GELU = (CONSTANTS[name] for name in ("SILU", "GELU_TANH", "GELU"))
 
 MAX_DRAFTS = 16
 """Maximum number of draft tokens that speculative decoding adds to a sequence in one step."""

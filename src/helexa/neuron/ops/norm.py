@@ -1,17 +1,22 @@
-"""RMS norm operators, which are prepared once with their weights and then applied to inputs."""
+"""Norm operators, which are prepared once with their weights and then applied to inputs."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class NormOp(Protocol):
-    """Operator that computes the RMS norm `x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    """Operator that computes a norm over the last dimension.
+
+    The RMS norm is `x / rms(x) * weight` (Zhang and Sennrich, 2019). The layer norm is `(x - mean(x)) / deviation(x) *
+    weight + bias` (Ba et al., 2016).
+    """
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x in place, and return the RMS norm of each row of x.
+        """Add `delta`, if given, to x in place, and return the norm of each row of x.
 
         Args:
             x: [T, H], T rows of any float dtype; changed in place if `delta` is given.
@@ -80,3 +85,25 @@ class FewPassRmsNorm:
         x = x.float()
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._element)
         return (x * self._weight).div_(length).to(self._dtype)
+
+
+class LayerNorm:
+    """Layer norm operator in float32, in plain torch.
+
+    Args:
+        weight: [H], float32.
+        bias: [H], float32.
+        dtype: dtype of the result.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Add `delta`, if given, to x [T, H] in place, and return the layer norm of the T rows of x."""
+        if delta is not None:
+            x += delta
+        return F.layer_norm(x.float(), self._weight.shape, self._weight, self._bias, self._eps).to(self._dtype)

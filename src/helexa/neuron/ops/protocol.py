@@ -104,6 +104,11 @@ class Ops(ABC):
         self.ranks: RankGroup = SINGLE
         self.exchange: Exchange | None = None
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Dtype of the tensors that operators pass to each other, except for the residual stream in float32."""
+        return self.dtype
+
     @abstractmethod
     def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return the disk cache of a model's converted weights; None if the implementation has no disk cache.
@@ -210,6 +215,20 @@ class Ops(ABC):
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Return an operator that computes the RMS norm with a float32 weight [H]."""
+        ...
+
+    @abstractmethod
+    def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
+        """Return an operator that computes the layer norm (Ba et al., 2016) with a float32 weight [H] and bias [H]."""
+        ...
+
+    @abstractmethod
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation of each number of x [T, I]; may change x in place.
+
+        Args:
+            activation: name of the activation: `silu`, `gelu_tanh`, or `gelu` for the exact GELU.
+        """
         ...
 
     @abstractmethod
@@ -341,6 +360,23 @@ class Ops(ABC):
         """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
         Before this call, `rotate_store` must have written the keys and values of the batch's rows to the cache.
+        """
+        ...
+
+    @abstractmethod
+    def attend_frames(
+        self, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
+    ) -> Tensor:
+        """Return the attention output [T, heads, D], in which each row attends to all rows of its frame.
+
+        A frame is consecutive rows, such as the patches of an image or of a window.
+
+        Args:
+            qkv: [T, 3 * heads, D], the query heads, key heads and value heads of each row; may be changed in place.
+            rope: cos and sin tables [T, R / 2] for the rotation of queries and keys (see `rotate_store`); None for no
+                rotation.
+            lengths: number of rows of each frame. The sum is T.
+            scale: factor on the products of queries and keys.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""Helpers for server and engine processes: parent-death watch, heartbeat, heap settings and file locks."""
+"""Helpers for server and engine processes: parent-death watch, heartbeat, sandboxes, heap settings and file locks."""

@@ -10,7 +10,8 @@ import ctypes
 import mmap
 import os
 import struct
-import tempfile
+
+from helexa.neuron.processes import shared_memory
 
 _COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
 _SIZE = mmap.PAGESIZE
@@ -33,7 +34,7 @@ class Heartbeat:
     """
 
     def __init__(self) -> None:
-        self.fd = _shared_memory()
+        self.fd = shared_memory.create("helexa-heartbeat", _SIZE)
         try:
             self._memory = mmap.mmap(self.fd, _SIZE)
         except BaseException:
@@ -72,14 +73,3 @@ def beat() -> None:
 def kernel_count_address() -> int:
     """Return the memory address of the int64 progress counter that the native kernels increment."""
     return ctypes.addressof(_Engine.counts) + ctypes.sizeof(ctypes.c_int64)
-
-
-def _shared_memory() -> int:
-    """Return the file descriptor of one page of new, zeroed memory that another process can map."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("helexa-heartbeat", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, _SIZE)
-    return fd

@@ -28,7 +28,7 @@ from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.rank_group import SINGLE
 from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 from helexa.neuron.ops.ranks.shares import RowRange, Shares
-from helexa.neuron.ops.reference.reference import GATES
+from helexa.neuron.ops.reference.reference import ACTIVATIONS, GATES
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import FORMS
 from helexa.neuron.weights.quantization.quantize import quantize
@@ -271,6 +271,39 @@ class Conformance(CacheConformance):
         assert torch.equal(residual, hidden + delta)
         self.near(norm(residual), _normalized(residual, weight))
 
+    def test_layer_norm_adds_in_place(self, ops: Ops) -> None:
+        weight, bias = torch.randn(2, 64)
+        hidden, delta = torch.randn(3, 64) * 10 + 5, torch.randn(3, 64)
+        norm, residual = ops.layer_norm(weight, bias, EPS), hidden.clone()
+        self.near(norm(residual, delta), _layer_normalized(hidden + delta, weight, bias))
+        assert torch.equal(residual, hidden + delta)
+        self.near(norm(residual), _layer_normalized(residual, weight, bias))
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_activate(self, ops: Ops, activation: str) -> None:
+        x = torch.randn(5, 128) * 4
+        x[0, :5] = torch.tensor([-80.0, 80.0, 0.0, -300.0, 300.0])
+        self.near(ops.activate(x.clone(), activation), ACTIVATIONS[activation](x.double()))
+
+    @pytest.mark.parametrize("lengths", [(1,), (64, 65), (3, 200, 63, 1), (600,)])
+    @pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (80, 72), (32, None)])
+    def test_attend_frames(self, ops: Ops, dim: int, rotated: int | None, lengths: tuple[int, ...]) -> None:
+        rows, heads = sum(lengths), 3
+        qkv = torch.randn(rows, 3 * heads, dim)
+        qkv[:, :, rotated or dim :] = 0
+        angles = torch.randn(rows, (rotated or 0) // 2) * 10
+        rope = (angles.cos(), angles.sin()) if rotated else None
+        out = ops.attend_frames(qkv.clone(), rope, lengths, 0.3)
+        query, key, value = qkv.split(heads, dim=1)
+        query, key = (_rotated(x, angles.double()) for x in (query.double(), key.double()))
+        start = 0
+        for length in lengths:
+            frame = slice(start, start + length)
+            scores = torch.einsum("qhd,khd->hqk", query[frame], key[frame]) * 0.3
+            expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[frame].double())
+            self.near(out[frame], expected, self.cache_tolerance)
+            start += length
+
     def test_rope_tables(self, ops: Ops) -> None:
         positions = torch.tensor([0, 1, 63, 4095], dtype=torch.int32)
         frequencies = 10000.0 ** -torch.linspace(0, 1, 16)
@@ -459,6 +492,12 @@ def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:
 def _normalized(x: Tensor, weight: Tensor) -> Tensor:
     x = x.double()
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def _layer_normalized(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    x = x.double()
+    deviation = (x.var(-1, correction=0, keepdim=True) + EPS).sqrt()
+    return (x - x.mean(-1, keepdim=True)) / deviation * weight.double() + bias.double()
 
 
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:

@@ -23,12 +23,13 @@ from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.attention import attention, kv_cache
+from helexa.neuron.ops.triton.attention.frame_attention import attend_frames
 from helexa.neuron.ops.triton.attention.rotation import rotate_store
 from helexa.neuron.ops.triton.delta.delta_rule import DeltaRule
-from helexa.neuron.ops.triton.gate import gate_mul
+from helexa.neuron.ops.triton.gate import activate, gate_mul
 from helexa.neuron.ops.triton.gpu_properties import GpuProperties
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
-from helexa.neuron.ops.triton.norm import RmsNorm
+from helexa.neuron.ops.triton.norm import LayerNorm, RmsNorm
 from helexa.neuron.ops.triton.products.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.products.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack, packed_bytes
@@ -86,6 +87,14 @@ class GpuOps(Ops):
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Return an operator that computes the RMS norm in a Triton kernel, with one program per row."""
         return RmsNorm(weight, eps, self.dtype)
+
+    def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
+        """Return an operator that computes the layer norm in a Triton kernel, with one program per row."""
+        return LayerNorm(weight, bias, eps, self.dtype)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation of each number of x [T, I]. `activation` is `silu`, `gelu_tanh` or `gelu`."""
+        return activate(x, activation)
 
     def store(self, model: Path, quant: str = "", part: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
@@ -291,6 +300,23 @@ class GpuOps(Ops):
         if batch.bucket:
             raise RuntimeError(f"this GPU has no kernels for {rows} rows of heads of {dim}")
         return self._torch.attend(queries, cache, batch, kind)
+
+    def attend_frames(
+        self, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
+    ) -> Tensor:
+        """Return the attention output [T, heads, D], in which each row attends to all rows of its frame.
+
+        Plain torch computes heads that the Triton kernels do not support on this GPU.
+
+        Args:
+            qkv: [T, 3 * heads, D], the query heads, key heads and value heads of each row; may be changed in place.
+            rope: cos and sin tables [T, R / 2] to rotate queries and keys by; None for no rotation.
+            lengths: number of rows of each frame.
+            scale: factor on the products of queries and keys.
+        """
+        if self.gathers or qkv.shape[2] > attention.WIDEST:
+            return self._torch.attend_frames(qkv, rope, lengths, scale)
+        return attend_frames(qkv, rope, lengths, scale, self.gpu)
 
     def _in_bytes(self, head_dim: int) -> bool:
         return self.kv_bits == 8 and head_dim <= attention.WIDEST

@@ -30,6 +30,7 @@ class Tile(NamedTuple):
         first_segment: first segment of positions that the tile attends to.
         segments: number of segments that the tile attends to.
         partial: index of the partial result that the tile writes; -1 if the tile computes the final output.
+        seen: number of positions that every row sees; 0 for causal attention.
     """
 
     row: int
@@ -39,6 +40,7 @@ class Tile(NamedTuple):
     first_segment: int
     segments: int
     partial: int
+    seen: int = 0
 
 
 class Split(NamedTuple):
@@ -68,7 +70,7 @@ class AttentionPlan:
 
     Attributes:
         tile_count: int64 [1], number of tiles of the current batch.
-        tiles: int64 [.., 7], one `Tile` per line; only the first `tile_count` lines are used.
+        tiles: int64 [.., 8], one `Tile` per line; only the first `tile_count` lines are used.
         split_count: int64 [1], number of split rows of the current batch.
         splits: int64 [.., 3], one `Split` per line; only the first `split_count` lines are used.
         pages: int64, KV page numbers of all sequences, one sequence after another.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
+from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
 from helexa.neuron.ops.native.captured_graph import Graphs
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.workspace import Workspace
@@ -11,7 +11,13 @@ from helexa.neuron.ops.ranks.rank_group import SINGLE, RankGroup
 from helexa.neuron.ops.ranks.shares import Shares
 
 GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
+"""Codes of the gates in kernels.h, by name."""
+
+ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH, "gelu": GELU}
 """Codes of the activations in kernels.h, by name."""
+
+NO_WINDOW = 1 << 40
+"""Sliding window of layers in which a query attends to all positions."""
 
 
 class Launcher:

@@ -25,11 +25,13 @@ from helexa.neuron.ops.linear import LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention_plan import AttentionPlan
 from helexa.neuron.ops.native.captured_graph import Graphs
+from helexa.neuron.ops.native.frame_attention import attend_frames
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.launcher import Launcher
+from helexa.neuron.ops.native.launcher import ACTIVATIONS, NO_WINDOW, Launcher
 from helexa.neuron.ops.native.linear import NativeLinear
 from helexa.neuron.ops.native.loading_code import loading_code_version
 from helexa.neuron.ops.native.mixture import NativeMixture
+from helexa.neuron.ops.native.norms import NativeLayerNorm, NativeRmsNorm
 from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
 from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.native.workspace import Workspace
@@ -41,7 +43,6 @@ from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 _log = logging.getLogger("helexa.neuron.ops")
-_NO_WINDOW = 1 << 40
 _WIDTHS = (
     "hidden_size",
     "intermediate_size",
@@ -87,6 +88,11 @@ class NativeOps(Ops):
         self.x_bits = x_bits
         self._batch: Batch | None = None
         self._plans: dict[int, AttentionPlan] = {}  # key: query heads per KV head
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Dtype of the tensors that operators pass to each other: float32. Products round their inputs themselves."""
+        return torch.float32
 
     @staticmethod
     def unsupported_shape(config: dict[str, Any]) -> str | None:
@@ -200,7 +206,17 @@ class NativeOps(Ops):
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Return an RMS norm operator that uses a native kernel."""
-        return _RmsNorm(self._launcher, weight, eps)
+        return NativeRmsNorm(self._launcher, weight, eps)
+
+    def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
+        """Return a layer norm operator that uses a native kernel."""
+        return NativeLayerNorm(self._launcher, weight, bias, eps)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation of each number of x [T, I], which is changed in place."""
+        rows, width = x.shape
+        self._launch("activate", x=x, rows=rows, width=width, activation=ACTIVATIONS[activation])
+        return x
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
@@ -324,12 +340,25 @@ class NativeOps(Ops):
             page_numbers=plan.pages,
             kv_heads=kv_heads,
             narrow=self.kv_bits == 8,
-            window=kind.window or _NO_WINDOW,
+            window=kind.window or NO_WINDOW,
             scale=kind.scale,
             **both,
         )
         self._launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
         return out
+
+    def attend_frames(
+        self, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
+    ) -> Tensor:
+        """Return the attention output [T, heads, D], in which each row attends to all rows of its frame.
+
+        Args:
+            qkv: [T, 3 * heads, D], the query heads, key heads and value heads of each row.
+            rope: cos and sin tables [T, R / 2] to rotate queries and keys by; None for no rotation.
+            lengths: number of rows of each frame.
+            scale: factor on the products of queries and keys.
+        """
+        return attend_frames(self._launcher, qkv, rope, lengths, scale)
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Return the result of a forward pass, usually logits [S, V], by replay of a captured graph if possible.
@@ -355,19 +384,3 @@ class NativeOps(Ops):
 
     def forget(self) -> None:
         """Do nothing, because `run` limits the memory of captured graphs itself."""
-
-
-class _RmsNorm:
-    """RMS norm operator that uses one native kernel."""
-
-    def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
-        self._launcher = launcher
-        self._weight = weight.float().contiguous()
-        self._eps = eps
-
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of the T rows of x."""
-        rows, width = x.shape
-        out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
-        self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)
-        return out

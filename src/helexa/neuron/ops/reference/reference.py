@@ -18,11 +18,12 @@ from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, D
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
-from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
+from helexa.neuron.ops.norm import HeadNorms, LayerNorm, NormOp, RmsNorm
 from helexa.neuron.ops.protocol import MatrixStore, Ops
 from helexa.neuron.ops.ranks.exchange import Exchange
 from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups
+from helexa.neuron.ops.reference.frame_attention import attend_frames, rotated_by
 from helexa.neuron.ops.wide import wide
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
@@ -33,6 +34,9 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 """Activation functions of gated feed-forward layers, by name."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**GATES, "gelu": F.gelu}
+"""Activation functions, by name."""
 
 
 class ReferenceOps(Ops):
@@ -118,6 +122,14 @@ class ReferenceOps(Ops):
         """Return an operator that computes the RMS norm with a float32 weight [H]."""
         return RmsNorm(weight, eps, self.dtype)
 
+    def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
+        """Return an operator that computes the layer norm with a float32 weight [H] and bias [H]."""
+        return LayerNorm(weight, bias, eps, self.dtype)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation of each number of x [T, I]. `activation` is `silu`, `gelu_tanh` or `gelu`."""
+        return ACTIVATIONS[activation](x)
+
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the RoPE tables: cos and sin of positions [T] times frequencies [R / 2], both float32 [T, R / 2]."""
         angles = positions[:, None].float() * frequencies
@@ -141,10 +153,7 @@ class ReferenceOps(Ops):
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
             qkv[:, heads:rotated_heads] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:rotated_heads])
-        cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
-        half = cos.shape[-1]
-        first, second, unrotated = qkv[:, :rotated_heads].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), dim=-1).to(self.dtype)
+        rotated = rotated_by(qkv[:, :rotated_heads], rope)
         slots = slots.long()
         cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
         cache[1].index_copy_(1, slots, qkv[:, rotated_heads:].transpose(0, 1))
@@ -234,6 +243,19 @@ class ReferenceOps(Ops):
         if self._grouped is None or self._grouped.batch is not batch:
             self._grouped = SpanGroups(batch)
         return self._grouped.attend(queries, cache, kind)
+
+    def attend_frames(
+        self, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
+    ) -> Tensor:
+        """Return the attention output [T, heads, D], in which each row attends to all rows of its frame.
+
+        Args:
+            qkv: [T, 3 * heads, D], the query heads, key heads and value heads of each row.
+            rope: cos and sin tables [T, R / 2] to rotate queries and keys by; None for no rotation.
+            lengths: number of rows of each frame.
+            scale: factor on the products of queries and keys.
+        """
+        return attend_frames(qkv, rope, lengths, scale)
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Run a forward pass without graph capture, and return its result, usually logits [S, V]."""

@@ -154,6 +154,16 @@ def _rotate_store(ops: GpuOps, heads: _Heads, pages: int = 100) -> None:
     ops.rotate_store(qkv, heads.queries, (rope, rope), cache, slots, HeadNorms(weight, weight, 1e-6))
 
 
+def _frames(ops: GpuOps, heads: int, dim: int, rotated: int, lengths: tuple[int, ...]) -> None:
+    rope = _numbers(ops, sum(lengths), rotated // 2, dtype=torch.float32)
+    ops.attend_frames(_numbers(ops, sum(lengths), 3 * heads, dim), (rope, rope), lengths, dim**-0.5)
+
+
+def _layer_norm(ops: GpuOps, hidden: int) -> None:
+    weight = _numbers(ops, hidden, dtype=torch.float32)
+    ops.layer_norm(weight, weight, 1e-6)(_numbers(ops, 4, hidden, dtype=torch.float32), _numbers(ops, 4, hidden))
+
+
 def _caches(ops: GpuOps) -> None:
     """Use one cache of few pages, and one of more than 2 ** 31 values."""
     for pages in (100, 1 << 20):
@@ -188,5 +198,9 @@ LAUNCHES = {
     "attention 27B": Launch(lambda ops: _mixed(ops, _QWEN3_27B), cards=("sm_86",)),
     "attention 8B in bytes": Launch(lambda ops: _mixed(ops, _QWEN3_8B), kv_bits=8, cards=("sm_86",)),
     "caches of any size": Launch(_caches, cards=("sm_90",)),
+    "vision tower 4B": Launch(lambda ops: _frames(ops, 16, 64, 64, (4096,)), cards=("sm_86", "sm_90", "sm_120")),
+    "vision tower 27B": Launch(lambda ops: _frames(ops, 16, 80, 72, (4096, 64)), cards=("sm_86", "sm_90", "sm_120")),
+    "layer_norm 27B": Launch(lambda ops: _layer_norm(ops, 1152)),
+    "gelu 27B": Launch(lambda ops: ops.activate(_numbers(ops, 4, 4608), "gelu"), cards=("sm_75", "sm_90")),
     "attention gpt-oss": Launch(lambda ops: _mixed(ops, _GPT_OSS, 128), cards=("sm_120",)),
 }

@@ -62,6 +62,13 @@ def test_attention_prefetches_16_bytes_and_uses_tensor_cores(compiled: CompiledK
     assert ("wgmma" if gpu == "sm_90" else "mma.sync") in long.ptx
 
 
+@pytest.mark.parametrize("launch", ["vision tower 4B", "vision tower 27B"])
+def test_frame_attention_loads_16_bytes_and_uses_tensor_cores(compiled: CompiledKernels, launch: str) -> None:
+    for card, (_, attention) in compiled[launch].items():
+        assert attention.loads(128)
+        assert ("wgmma" if card == "sm_90" else "mma.sync") in attention.ptx
+
+
 def test_large_cache_uses_the_same_kernels(compiled: CompiledKernels) -> None:
     (kernels,) = compiled["caches of any size"].values()
     assert len(kernels) == 4

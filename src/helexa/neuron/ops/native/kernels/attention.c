@@ -1,8 +1,8 @@
-/* Causal attention over the paged KV cache. A tile of queries reads the KV pages of its sequence one after another, and
- * rescales its softmax after each page. A segment is SEGMENT_POSITIONS positions. The result of each segment is merged
- * into the result of the earlier segments. Pages and segments begin at fixed positions, and masked positions add
- * nothing. The result of a row therefore does not depend on the other rows of the tile, or on whether one item or
- * several items compute the segments. */
+/* Causal attention over the paged KV cache, and attention without a mask within frames. A tile of queries reads the KV
+ * pages of its sequence one after another, and rescales its softmax after each page. A segment is SEGMENT_POSITIONS
+ * positions. The result of each segment is merged into the result of the earlier segments. Pages and segments begin at
+ * fixed positions, and masked positions add nothing. The result of a row therefore does not depend on the other rows of
+ * the tile, or on whether one item or several items compute the segments. */
 #include "slices.h"
 #include "graph.h"
 
@@ -185,13 +185,15 @@ static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_
         if (a->narrow) widen(block, dim, wide), keys = wide;
         /* Skip rows that see no position of this page: rows before the page, and rows whose window begins after it. */
         int64_t skip = start - t->position, rows = start + PAGE_SIZE + window - 1 - t->position;
-        if (skip < 0) skip = 0;
+        if (skip < 0 || t->seen) skip = 0;
         if (rows > t->rows) rows = t->rows;
-        int64_t visible = t->position + rows - start < PAGE_SIZE ? t->position + rows - start : PAGE_SIZE;
+        int64_t visible = (t->seen ? t->seen : t->position + rows) - start;
+        if (visible > PAGE_SIZE) visible = PAGE_SIZE;
         int begin = (int)(skip * group), end = (int)(rows * group), count = end - begin;
         score(queries + begin, keys, dim, scores + begin, count, visible);
         for (int q = begin; q < end; q++) {
-            int64_t visible_end = t->position + q / group + 1 - start, visible_begin = visible_end - window;
+            int64_t own_end = t->position + q / group + 1 - start, visible_begin = own_end - window;
+            int64_t visible_end = t->seen ? t->seen - start : own_end;
             keep[q] = weights_of(scores[q], scale, visible_begin < 0 ? 0 : (int32_t)visible_begin,
                                  visible_end > PAGE_SIZE ? PAGE_SIZE : (int32_t)visible_end, states + q, added_up + q,
                                  weights[q]);
@@ -238,7 +240,7 @@ KERNEL(attend, item) {
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
-    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SEGMENT_POSITIONS;
+    int64_t end = t->seen ? t->seen : t->position + t->rows, first = first_seen(a->window, t) / SEGMENT_POSITIONS;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
     for (int64_t segment = t->first_segment; segment < t->first_segment + t->segments; segment++) {
         if (t->partial < 0 && segment < first) continue;

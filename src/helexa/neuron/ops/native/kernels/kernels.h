@@ -33,9 +33,10 @@ typedef uint16_t bfloat16;
 #define BFLOAT16 1
 #define FLOAT32 2
 
-/* Gates; 0 means no gate. */
+/* Activations. SILU and GELU_TANH are also gates; 0 means no gate. */
 #define SILU 1
 #define GELU_TANH 2
+#define GELU 3
 
 /* A format of quantized matrices: bits per code; levels of scales (2 if scales are codes times a unit); whether groups
  * have minimums; code of the value 0; columns per scale; whether a table maps each 4-bit code to a value from 0 to 255
@@ -51,6 +52,7 @@ typedef struct {
     int64_t pages;               /* index of the sequence's first page number in `page_numbers` */
     int64_t first_segment, segments; /* first segment and number of segments to attend to */
     int64_t partial;             /* index of the first partial result to write; -1: write the final output */
+    int64_t seen;                /* number of positions that every row sees; 0: a row sees the positions up to its own */
 } tile;
 
 /* A row whose segments are computed as partial results, which `combine` merges. */
@@ -68,7 +70,23 @@ typedef struct {
     float eps;
 } add_rms_norm_arguments;
 
-/* Activation: out = gate(first half of x) * second half of x. */
+/* Layer norm: x += delta; out = (x - mean(x)) / deviation(x) * weight + bias. */
+typedef struct {
+    float *x;                    /* [rows, width] */
+    const float *nullable delta; /* [rows, width] */
+    const float *weight, *bias;  /* [width] */
+    float *out;                  /* [rows, width] */
+    int64_t rows, width;
+    float eps;
+} add_layer_norm_arguments;
+
+/* x = activation(x). */
+typedef struct {
+    float *x; /* [rows, width] */
+    int64_t rows, width, activation;
+} activate_arguments;
+
+/* Gated activation: out = gate(first half of x) * second half of x. */
 typedef struct {
     const float *x; /* [rows, 2 * width] */
     float *out;     /* [rows, width] */

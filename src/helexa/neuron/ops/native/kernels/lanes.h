@@ -178,4 +178,23 @@ INLINE lanes gated(lanes x, const int gate) {
     return times_sigmoid(x, x * fused(x * x, all(0.0713548163f), all(1.59576912f)));
 }
 
+/* Return e^-(x^2) for numbers of any size. */
+INLINE lanes bell(lanes x) { return power_of_two(x * x * -1.44269504f); }
+
+/* Return x times the distribution function of the normal distribution, (1 + erf(x / sqrt(2))) / 2. The polynomial for
+ * erf is 7.1.26 of Abramowitz and Stegun, with an absolute error below 1.5e-7. */
+INLINE lanes gelu(lanes x) {
+    lanes size = (lanes)((bits)x & 0x7fffffffu) * 0.70710678f;
+    lanes t = 1.0f / fused(size, all(0.3275911f), all(1.0f));
+    lanes p = fused(t, all(1.061405429f), all(-1.453152027f));
+    p = fused(p, t, all(1.421413741f));
+    p = fused(p, t, all(-0.284496736f));
+    p = fused(p, t, all(0.254829592f));
+    lanes beyond = p * t * bell(size) * 0.5f; /* probability of a number above |x| */
+    return x * where(x < 0.0f, beyond, 1.0f - beyond);
+}
+
+/* Return activation(x) for the activation SILU, GELU_TANH or GELU. */
+INLINE lanes activated(lanes x, const int activation) { return activation == GELU ? gelu(x) : gated(x, activation); }
+
 #endif

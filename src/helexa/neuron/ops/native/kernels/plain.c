@@ -4,55 +4,88 @@
 #include "graph.h"
 
 #define MAX_ROWS 6
+#if SLICE == LANES
+#define MAX_TILES 2
+#else
+#define MAX_TILES 1 /* limited by registers */
+#endif
+#define CACHED 262144 /* bytes of activations per item, which stay in the L2 cache */
+#define LEAST_ROWS 48 /* minimum rows per item */
 
-/* out [rows, 16] = x [rows, columns] times one tile, for the slice of lanes from `lane` on. */
-INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t lane,
-                           const int rows) {
-    slice even[MAX_ROWS], odd[MAX_ROWS];
-    for (int r = 0; r < rows; r++) even[r] = odd[r] = (slice){0};
-    tile += 2 * lane;
-    for (int64_t k = 0; k < columns; k += 4, tile += 4 * LANES) {
-        slice_bits first = slice_load(tile), second = slice_load(tile + 2 * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            uint32_t pairs[2];
-            memcpy(pairs, x + r * columns + k, sizeof pairs);
-            even[r] = slice_dot2(even[r], first, pairs[0]), odd[r] = slice_dot2(odd[r], second, pairs[1]);
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        slice total = even[r] + odd[r];
-        memcpy((float *)(out + r) + lane, &total, sizeof total);
-    }
+INLINE uint32_t pair_at(const bfloat16 *from) {
+    uint32_t pair;
+    memcpy(&pair, from, sizeof pair);
+    return pair;
 }
 
-INLINE void multiply_tile(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, const int rows) {
-    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, lane, rows);
+/* out [rows, tiles] = x [rows, columns] times `tiles` adjacent tiles, for the slice of lanes from `lane` on. */
+INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t lane,
+                           const int rows, const int tiles) {
+    slice even[MAX_ROWS][MAX_TILES], odd[MAX_ROWS][MAX_TILES];
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < tiles; t++) even[r][t] = odd[r][t] = (slice){0};
+    tile += 2 * lane;
+    for (int64_t k = 0; k < columns; k += 4, tile += 4 * LANES) {
+        slice_bits first[MAX_TILES], second[MAX_TILES];
+        for (int t = 0; t < tiles; t++) {
+            first[t] = slice_load(tile + t * columns * LANES);
+            second[t] = slice_load(tile + t * columns * LANES + 2 * LANES);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const bfloat16 *at = x + r * columns + k;
+            for (int t = 0; t < tiles; t++) even[r][t] = slice_dot2(even[r][t], first[t], pair_at(at));
+            for (int t = 0; t < tiles; t++) odd[r][t] = slice_dot2(odd[r][t], second[t], pair_at(at + 2));
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int t = 0; t < tiles; t++) {
+            slice total = even[r][t] + odd[r][t];
+            memcpy((float *)(out + r * tiles + t) + lane, &total, sizeof total);
+        }
+}
+
+INLINE void multiply_tiles(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, const int rows,
+                           const int tiles) {
+    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, lane, rows, tiles);
 }
 
 #define ROWS(COUNT) \
-    case COUNT: multiply_tile(tile, x, columns, out, COUNT); return;
+    case COUNT: \
+        if (tiles == MAX_TILES) multiply_tiles(tile, x, columns, out, COUNT, MAX_TILES); \
+        else multiply_tiles(tile, x, columns, out, COUNT, 1); \
+        return;
 
-static void multiply_any(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t rows) {
+static void multiply_any(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t rows,
+                         int64_t tiles) {
     switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
+/* Products of few rows are bound by memory and read one tile at a time. Products of many rows are bound by arithmetic:
+ * two tiles share the loads of x, and an item has a panel of rows that stays in the cache. */
 KERNEL(multiply_plain, item) {
     const bfloat16 *weights = (const bfloat16 *)a->matrix;
     int64_t rows = a->rows, columns = a->columns, tiles = (a->outputs + LANES - 1) / LANES;
-    int64_t even_share = tiles / (8 * threads()), enough = 24576 / (columns * 32) / rows + 1;
-    int64_t share = even_share < 1 ? 1 : even_share < enough ? even_share : enough;
-    if (item < 0) return (tiles + share - 1) / share;
-    for (int64_t tile = item * share; tile < tiles && tile < (item + 1) * share; tile++) {
-        int64_t rest = a->outputs - tile * LANES, count = rest < LANES ? rest : LANES;
-        lanes offset = {0}, sums[MAX_ROWS];
-        if (a->bias) memcpy(&offset, a->bias + tile * LANES, count * sizeof offset[0]);
-        for (int64_t row = 0; row < rows; row += MAX_ROWS) {
-            int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
-            multiply_any(weights + tile * LANES * columns, a->x + row * columns, columns, sums, together);
+    int64_t even_share = tiles / (8 * threads()), enough = 24576 / (columns * 32) / rows + MAX_TILES;
+    int64_t share = even_share < 1 ? 1 : even_share < enough ? even_share : enough, shares = (tiles + share - 1) / share;
+    int64_t panel = CACHED / (columns * 2);
+    panel = (panel < LEAST_ROWS ? LEAST_ROWS : panel) / MAX_ROWS * MAX_ROWS;
+    if (item < 0) return shares * ((rows + panel - 1) / panel);
+    int64_t first = item % shares * share, last = first + share < tiles ? first + share : tiles;
+    int64_t begin = item / shares * panel, end = begin + panel < rows ? begin + panel : rows;
+    int64_t most = end - begin > MAX_ROWS - 2 ? MAX_TILES : 1;
+    for (int64_t tile = first, width; tile < last; tile += width) {
+        lanes offset[MAX_TILES] = {0}, sums[MAX_ROWS * MAX_TILES];
+        width = last - tile < most ? 1 : most;
+        int64_t rest = a->outputs - tile * LANES, count = rest < width * LANES ? rest : width * LANES;
+        if (a->bias) memcpy(offset, a->bias + tile * LANES, count * sizeof *a->bias);
+        for (int64_t row = begin; row < end; row += MAX_ROWS) {
+            int64_t together = end - row < MAX_ROWS ? end - row : MAX_ROWS;
+            multiply_any(weights + tile * LANES * columns, a->x + row * columns, columns, sums, together, width);
             for (int64_t r = 0; r < together; r++) {
-                lanes value = sums[r] + offset;
-                memcpy(a->out + (row + r) * a->stride + tile * LANES, &value, count * sizeof *a->out);
+                lanes values[MAX_TILES];
+                for (int64_t t = 0; t < width; t++) values[t] = sums[r * width + t] + offset[t];
+                memcpy(a->out + (row + r) * a->stride + tile * LANES, values, count * sizeof *a->out);
             }
         }
     }

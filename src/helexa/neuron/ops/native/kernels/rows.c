@@ -18,6 +18,38 @@ KERNEL(add_rms_norm, row) {
     return 0;
 }
 
+KERNEL(add_layer_norm, row) {
+    int64_t width = a->width;
+    float *x = a->x + row * width, *out = a->out + row * width;
+    if (row < 0) return a->rows;
+    lanes sums = {0}, squares = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+        lanes value = load(x + i);
+        if (a->delta) store(x + i, value = value + load(a->delta + row * width + i));
+        sums += value;
+    }
+    lanes mean = all(sum(sums) / (float)width);
+    for (int64_t i = 0; i < width; i += LANES) {
+        lanes value = load(x + i) - mean;
+        squares = fused(value, value, squares);
+    }
+    lanes scale = all(1.0f / sqrtf(sum(squares) / (float)width + a->eps));
+    for (int64_t i = 0; i < width; i += LANES)
+        store(out + i, fused((load(x + i) - mean) * scale, load(a->weight + i), load(a->bias + i)));
+    return 0;
+}
+
+KERNEL(activate, item) {
+    int64_t width = a->width;
+    float *x = a->x + item * width;
+    if (item < 0) return a->rows;
+#define ACTIVATE(NAME) \
+    if (a->activation == NAME) \
+        for (int64_t i = 0; i < width; i += LANES) store(x + i, activated(load(x + i), NAME));
+    ACTIVATE(SILU) ACTIVATE(GELU_TANH) ACTIVATE(GELU)
+    return 0;
+}
+
 KERNEL(gate_mul, item) {
     int64_t width = a->width;
     const float *x = a->x + item * 2 * width;

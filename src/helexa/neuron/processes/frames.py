@@ -1,12 +1,9 @@
-"""Messages between the server and its template processes, sent as frames: the length of the body, then the body."""
+"""Messages between a server and its sandbox processes, sent as frames: the length of the body, then the body."""
 
 from typing import BinaryIO
 
 MAX_BYTES = 64 << 20
 """Maximum size of a frame's body, in bytes."""
-
-OUT_OF_MEMORY = 77
-"""Exit code of a template process if a template exceeds the memory limit."""
 
 _LENGTH_BYTES = 8
 

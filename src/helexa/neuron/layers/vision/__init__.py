@@ -1,0 +1,1 @@
+"""Layers of vision towers, which encode the patches of images."""

@@ -1,0 +1,167 @@
+"""Read the weights of a vision tower, with the padding that the kernels need."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+CHANNELS = 3
+
+_GROUP = 32  # the kernels compute inputs in groups of 32 numbers
+
+
+class Blocks(NamedTuple):
+    """Outputs of a linear layer: blocks of adjacent outputs, each padded to the same size.
+
+    Attributes:
+        number: number of blocks.
+        size: number of outputs of a block in the checkpoint.
+        padded: number of outputs of a block with padding. The weights and biases of the padding are 0.
+    """
+
+    number: int
+    size: int
+    padded: int
+
+
+def padded_width(width: int) -> int:
+    """Return `width`, rounded up to a multiple of 32."""
+    return -(-width // _GROUP) * _GROUP
+
+
+class TowerLoader:
+    """Builds the layers of a vision tower. One rank computes the whole tower, so no weight is divided among ranks.
+
+    Args:
+        loader: loader of the checkpoint with the vision part.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    @property
+    def ops(self) -> Ops:
+        """The kernels."""
+        return self._loader.ops
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Total bytes of the matrices that this loader has returned."""
+        return self._loader.matrix_bytes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loader
+
+    def linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
+        """Return a linear layer with the weight `name.weight` [outputs, inputs] and the optional bias `name.bias`."""
+        return self.padded_linear([name], Blocks(1, outputs, outputs), inputs, inputs)
+
+    def padded_linear(self, names: Sequence[str], outputs: Blocks, inputs: int, padded_inputs: int) -> LinearOp:
+        """Return a linear layer that applies several weights to the same input and concatenates their padded outputs.
+
+        Args:
+            names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs], and the
+                bias `name.bias` is optional.
+            outputs: outputs of each weight.
+            inputs: number of columns of each weight.
+            padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
+        """
+        matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs) for name in names]
+        biases = [self._bias(f"{name}.bias", outputs) for name in names if f"{name}.bias" in self]
+        return self._loader.product(matrices, torch.cat(biases) if len(biases) == len(names) else None)
+
+    def transposed_linear(self, name: str, inputs: int) -> LinearOp:
+        """Return a linear layer without a bias whose weight is the tensor `name`, [inputs, outputs]."""
+        outputs = self.width(name)
+        matrix = self._loader.prepared(name, (outputs, inputs), lambda: self._read(name, (inputs, outputs)).T)
+        return self._loader.product([matrix], None)
+
+    def patch_embedding(self, name: str, outputs: int, patch_size: int, steps: int | None = None) -> LinearOp:
+        """Return the linear layer that computes the embeddings of patches.
+
+        The inputs are the values of a patch in the order channel, row, column, padded to `padded_width`.
+
+        Args:
+            name: the tensor `name.weight` is the kernel of a convolution, [outputs, channels, rows, columns].
+            outputs: width of the embeddings.
+            steps: number of time steps, if the kernel is [outputs, channels, steps, rows, columns]. A still image fills
+                all time steps, so the weights of the time steps are added. None if the kernel has no time steps.
+        """
+        weight, values = f"{name}.weight", CHANNELS * patch_size**2
+        shape = (outputs, CHANNELS, *([] if steps is None else [steps]), patch_size, patch_size)
+
+        def read() -> Tensor:
+            kernel = self._read(weight, shape)
+            kernel = kernel if steps is None else kernel.sum(dim=2)
+            return F.pad(kernel.flatten(1), (0, padded_width(values) - values))
+
+        require_shape(weight, self._loader.checkpoint.shape(weight), shape)
+        matrix = self._loader.prepared(weight, (outputs, padded_width(values)), read)
+        bias = self.vector(f"{name}.bias", outputs) if f"{name}.bias" in self else None
+        return self._loader.product([matrix], bias)
+
+    def width(self, name: str) -> int:
+        """Return the number of columns of the tensor `name`."""
+        return self._loader.checkpoint.shape(name)[-1]
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of the tensor `name`."""
+        return self._loader.checkpoint.shape(name)[0]
+
+    def layer_norm(self, name: str, width: int, eps: float) -> NormOp:
+        """Return a layer norm with the tensors `name.weight` and `name.bias` of shape [width]."""
+        return self.ops.layer_norm(self.vector(f"{name}.weight", width), self.vector(f"{name}.bias", width), eps)
+
+    def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
+        """Return an RMS norm with the tensor `name.weight` of shape [width]. `offset` is added to the weight."""
+        return self._loader.norm(name, width, eps, offset)
+
+    def vector(self, name: str, width: int) -> Tensor:
+        """Return the tensor `name` of shape [width] in float32 on the device."""
+        return self._loader.vector(name, width)
+
+    def table(self, name: str, rows: int, width: int) -> Tensor:
+        """Return the tensor `name` of shape [rows, width] in float32 on the device."""
+        return self._loader.plain(name, (rows, width))
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        weight = self._loader.weight(name, shape)
+        return weight.dequantize() if isinstance(weight, GroupwiseTensor) else weight.float()
+
+    def _matrix(self, name: str, outputs: Blocks, inputs: int, padded_inputs: int) -> Any:
+        shape = outputs.number * outputs.size, inputs
+
+        def read() -> Weight:
+            # Columns of a quantized weight are a multiple of the group size, so they need no padding.
+            padding = padded_inputs - inputs
+            weight = F.pad(self._read(name, shape), (0, padding)) if padding else self._loader.weight(name, shape)
+            return _pad_blocks(weight, outputs)
+
+        require_shape(name, self._loader.checkpoint.shape(name), shape)
+        return self._loader.prepared(name, (outputs.number * outputs.padded, padded_inputs), read)
+
+    def _bias(self, name: str, outputs: Blocks) -> Tensor:
+        bias = _pad_blocks(self.vector(name, outputs.number * outputs.size), outputs)
+        assert isinstance(bias, Tensor)
+        return bias
+
+
+def _pad_blocks(weight: Weight, blocks: Blocks) -> Weight:
+    """Return a weight or bias whose first dimension has blocks of `blocks.padded` rows. The new rows are 0."""
+    if blocks.size == blocks.padded:
+        return weight
+
+    def pad(tensor: Tensor) -> Tensor:
+        rows = tensor.unflatten(0, (blocks.number, blocks.size))
+        padding = rows.new_zeros((blocks.number, blocks.padded - blocks.size, *tensor.shape[1:]))
+        return torch.cat((rows, padding), dim=1).flatten(0, 1)
+
+    return pad(weight) if isinstance(weight, Tensor) else weight.each(pad)

@@ -1,0 +1,1 @@
+"""Conversion of image files to the normalized patches that a vision tower reads."""

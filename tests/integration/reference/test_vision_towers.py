@@ -1,0 +1,181 @@
+"""Vision towers compute the same embeddings as transformers, from every format of weights and with all kernels."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.ops.gpu.gpu import GpuOps
+from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.vision.preprocessing.settings import image_processor
+from helexa.neuron.weights.vision.checkpoint import open_vision_checkpoint
+from helexa.neuron.weights.vision.quant_policy import VisionQuantPolicy
+from neuron.ops.paging import CPU
+from reference.hf_to_mmproj import CLIP, PROJECTORS, write_mmproj
+from reference.vision_models import MODELS, SIZES, encode, expected_features, open_tower, prepared_images, save_model
+
+TOLERANCE = 1e-4
+
+
+def near(actual: Tensor, expected: Tensor, share: float) -> None:
+    """Assert that the error is at most `share` of the largest expected value."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=share * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_embeddings_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    """The images have several sizes, and transformers computes all images in one batch."""
+    model = save_model(tmp_path, model_type)
+    tower, checkpoint = open_tower(tmp_path)
+    images = prepared_images(checkpoint)
+    expected = expected_features(model, images)
+    assert tower.width == expected[0].embeddings.shape[-1]
+    for image, wanted in zip(images, expected, strict=True):
+        features = encode(tower, image)
+        assert features.embeddings.dtype == torch.float32
+        assert features.embeddings.shape == (image.layout.tokens, tower.width)
+        torch.testing.assert_close(features.embeddings, wanted.embeddings, rtol=0, atol=TOLERANCE)
+        assert len(features.deepstack) == len(wanted.deepstack) == (2 if model_type == "qwen3_vl" else 0)
+        for layer, wanted_layer in zip(features.deepstack, wanted.deepstack, strict=True):
+            torch.testing.assert_close(layer, wanted_layer, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_images_have_distinct_embeddings(model_type: str, tmp_path: Path) -> None:
+    """The embeddings of two images differ by much more than the tolerance of the comparisons."""
+    save_model(tmp_path, model_type)
+    tower, checkpoint = open_tower(tmp_path)
+    first, second = (encode(tower, image).embeddings for image in prepared_images(checkpoint, SIZES[:1] * 2))
+    assert float((first - second).abs().max()) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", PROJECTORS)
+def test_embeddings_from_mmproj_file_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", model_type)
+    write_mmproj(tmp_path / "mmproj-F32.gguf", model)
+    (tmp_path / "model.gguf").touch()
+    tower, checkpoint = open_tower(tmp_path / "model.gguf")
+    images = prepared_images(checkpoint)
+    for image, wanted in zip(images, expected_features(model, images), strict=True):
+        features = encode(tower, image)
+        torch.testing.assert_close(features.embeddings, wanted.embeddings, rtol=0, atol=TOLERANCE)
+        for layer, wanted_layer in zip(features.deepstack, wanted.deepstack, strict=True):
+            torch.testing.assert_close(layer, wanted_layer, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "share"),
+    [
+        (gguf.GGMLQuantizationType.F16, 2e-3),
+        (gguf.GGMLQuantizationType.BF16, 2e-2),
+        (gguf.GGMLQuantizationType.Q8_0, 4e-2),
+    ],
+)
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl", "gemma3"])
+def test_quantized_mmproj_file(
+    model_type: str, quantization: gguf.GGMLQuantizationType, share: float, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path / "model", model_type)
+    write_mmproj(tmp_path / "mmproj.gguf", model, quantization)
+    tower, checkpoint = open_tower(tmp_path, mmproj=tmp_path / "mmproj.gguf")
+    image = prepared_images(checkpoint, [(200, 120)])[0]
+    near(encode(tower, image).embeddings, expected_features(model, [image])[0].embeddings, share)
+
+
+def test_old_mmproj_file_with_swapped_names(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", "gemma3")
+    write_mmproj(tmp_path / "mmproj.gguf", model, swapped=True)
+    tower, checkpoint = open_tower(tmp_path)
+    image = prepared_images(checkpoint, [(200, 120)])[0]
+    expected = expected_features(model, [image])[0].embeddings
+    torch.testing.assert_close(encode(tower, image).embeddings, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("model_type", "mean"), [("qwen3_vl", (0.5, 0.5, 0.5)), ("qwen2_5_vl", tuple(CLIP[0]))])
+def test_fallback_of_the_converter_to_normalization_of_clip(
+    model_type: str, mean: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Qwen3-VL never has CLIP's numbers, but Qwen2.5-VL has."""
+    write_mmproj(tmp_path / "mmproj.gguf", save_model(tmp_path / "model", model_type), normalization=CLIP)
+    with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
+        assert image_processor(checkpoint.config, checkpoint.preprocessor).mean == pytest.approx(mean)
+
+
+@pytest.fixture(params=["native", "triton", "bfloat16"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param == "triton":
+        return GpuOps(CPU, torch.float32)
+    if request.param == "bfloat16":
+        return ReferenceOps(CPU, torch.bfloat16)
+    try:
+        return NativeOps(native_kernels(), 2)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl", "gemma3", "smolvlm"])
+def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_path: Path) -> None:
+    model = save_model(tmp_path, model_type)
+    tower, checkpoint = open_tower(tmp_path, ops)
+    image = prepared_images(checkpoint, [(90, 70)])[0]
+    features, expected = encode(tower, image), expected_features(model, [image])[0]
+    share = 2e-5 if ops.name == "triton" else 4e-2
+    near(features.embeddings, expected.embeddings, share)
+    for layer, wanted in zip(features.deepstack, expected.deepstack, strict=True):
+        near(layer, wanted, share)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+@pytest.mark.parametrize("model_type", ["qwen3_5", "idefics3"])
+def test_quantization_at_load(model_type: str, ops: Ops, tmp_path: Path) -> None:
+    model = save_model(tmp_path, model_type)
+    tower, checkpoint = open_tower(tmp_path, ops, policy=VisionQuantPolicy("q4k"))
+    plain_bytes, quantized_bytes = (
+        open_tower(tmp_path, type(ops)(*_arguments(ops)), policy=VisionQuantPolicy(quant))[0].loader.matrix_bytes
+        for quant in ("", "q4k")
+    )
+    assert not ops.quantised or quantized_bytes < 0.8 * plain_bytes
+    image = prepared_images(checkpoint, [(90, 70)])[0]
+    near(encode(tower, image).embeddings, expected_features(model, [image])[0].embeddings, 6e-2)
+
+
+def _arguments(ops: Ops) -> tuple[object, ...]:
+    return (native_kernels(), 2) if isinstance(ops, NativeOps) else (CPU, ops.dtype)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("qwen3_5", "hidden_act", "quick_gelu"),
+        ("qwen3_5", "num_position_embeddings", 50),
+        ("qwen3_5", "temporal_patch_size", 1),
+        ("qwen3_5", "hidden_size", 100),
+        ("qwen3_5", "depth", 4),
+        ("qwen3_vl", "deepstack_visual_indexes", [0, 9]),
+        ("qwen2_5_vl", "window_size", 14),
+        ("gemma3", "image_size", 224),
+        ("gemma3", "hidden_act", "relu"),
+        ("idefics3", "patch_size", 16),
+    ],
+)
+def test_unsupported_or_wrong_setting_is_rejected(model_type: str, key: str, value: object, tmp_path: Path) -> None:
+    save_model(tmp_path, model_type)
+    with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
+        checkpoint.config["vision_config"][key] = value
+        with pytest.raises(ModelFileError):
+            _build(checkpoint)
+
+
+def _build(checkpoint: object) -> object:
+    from helexa.neuron.layers.loader import Loader
+    from helexa.neuron.models.vision import tower_class
+
+    loader = Loader(checkpoint, ReferenceOps(CPU, torch.float32), lambda done: None)  # type: ignore[arg-type]
+    return tower_class(checkpoint.config["model_type"])(checkpoint.config, loader)  # type: ignore[attr-defined]

@@ -1,0 +1,162 @@
+"""Tiny multimodal models with random weights, and the outputs of their vision towers in transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.models.vision import tower_class
+from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.vision.preprocessing.decode import ImageLimits
+from helexa.neuron.vision.preprocessing.image_processor import PreparedImage, prepare
+from helexa.neuron.vision.preprocessing.settings import image_processor
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.vision.checkpoint import VisionCheckpoint, open_vision_checkpoint
+from neuron.ops.paging import CPU
+from neuron.vision.images import encoded, noise
+from tiny_models import tiny_model
+
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 64,
+}
+_QWEN3 = {
+    "depth": 3,
+    "hidden_size": 96,
+    "intermediate_size": 84,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 49,
+}
+_SIGLIP = {
+    "hidden_size": 96,
+    "intermediate_size": 84,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vision_use_head": False,
+}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {"vision_config": _QWEN3, "text_config": _TEXT},
+    "qwen3_5_moe": {"vision_config": _QWEN3, "text_config": _TEXT},
+    "qwen3_vl": {
+        "vision_config": {**_QWEN3, "deepstack_visual_indexes": [0, 2]},
+        "text_config": {**_TEXT, **_MROPE, "num_hidden_layers": 3},
+    },
+    "qwen2_5_vl": {
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 160,
+            "intermediate_size": 84,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+            "window_size": 112,
+        },
+        "text_config": {**_TEXT, **_MROPE},
+    },
+    "gemma3": {
+        "vision_config": {**_SIGLIP, "image_size": 112, "patch_size": 14},
+        "text_config": _TEXT,
+        "mm_tokens_per_image": 16,
+    },
+    "idefics3": {"vision_config": {**_SIGLIP, "image_size": 112, "patch_size": 14}, "text_config": _TEXT},
+    "smolvlm": {
+        "vision_config": {**_SIGLIP, "image_size": 96, "patch_size": 16},
+        "text_config": _TEXT,
+        "scale_factor": 3,
+    },
+}
+"""Heads of 24 and of 80 numbers, intermediate sizes that no kernel width divides, and tables that must be resized."""
+
+_SPLITTING = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
+PREPROCESSORS = {
+    "qwen3_5": {"size": {"shortest_edge": 4096, "longest_edge": 65536}},
+    "idefics3": _SPLITTING,
+    "smolvlm": {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}},
+}
+"""Settings of image processors with few patches per image."""
+
+SIZES = [(64, 64), (200, 120), (33, 250), (300, 300)]
+
+
+def save_model(folder: Path, model_type: str) -> PreTrainedModel:
+    """Write a tiny model to `folder`, and return it."""
+    return tiny_model(folder, auto=AutoModelForImageTextToText, model_type=model_type, **MODELS[model_type]).eval()
+
+
+def open_tower(
+    folder: Path, ops: Ops | None = None, mmproj: Path | None = None, policy: QuantPolicy | None = None
+) -> tuple[VisionTower, VisionCheckpoint]:
+    """Return the vision tower of the model in `folder`, by default in float32 with plain torch."""
+    checkpoint = open_vision_checkpoint(folder, mmproj)
+    assert checkpoint is not None
+    with checkpoint:
+        loader = Loader(checkpoint, ops or ReferenceOps(CPU, torch.float32), lambda done: None, policy=policy)
+        return tower_class(checkpoint.config["model_type"])(checkpoint.config, loader), checkpoint
+
+
+def prepared_images(checkpoint: VisionCheckpoint, sizes: Sequence[tuple[int, int]] = SIZES) -> list[PreparedImage]:
+    settings = checkpoint.preprocessor or PREPROCESSORS.get(checkpoint.config["model_type"], PREPROCESSORS["qwen3_5"])
+    if checkpoint.config["model_type"] == "gemma3":
+        settings = checkpoint.preprocessor
+    processor = image_processor(checkpoint.config, settings)
+    files = [encoded(noise(*size, seed=seed)) for seed, size in enumerate(sizes)]
+    return [prepare(file, processor, ImageLimits(), 1 << 20, _array) for file in files]
+
+
+def _array(shape: tuple[int, int]) -> NDArray[np.float32]:
+    return np.empty(shape, np.float32)
+
+
+def encode(tower: VisionTower, image: PreparedImage) -> ImageFeatures:
+    with torch.inference_mode():
+        return tower.encode(torch.from_numpy(image.pixels), image.layout)
+
+
+def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -> list[ImageFeatures]:
+    """Return the features that transformers computes for all images in one batch."""
+    model_type = model.config.model_type
+    with torch.inference_mode():
+        if model_type.startswith("qwen"):
+            pixels = torch.cat([_with_both_steps(image) for image in images])
+            grids = torch.tensor([(1, *image.layout.tiles[0]) for image in images])
+            output = model.model.get_image_features(pixels, image_grid_thw=grids, return_dict=True)
+            deepstack = getattr(output, "deepstack_features", None) or []
+            return [
+                ImageFeatures(embeddings, tuple(layer[number] for layer in deepstack))
+                for number, embeddings in enumerate(output.pooler_output)
+            ]
+        size = model.config.vision_config.patch_size
+        tiles = [_tiles(image, size) for image in images]
+        if model_type == "gemma3":
+            output = model.model.get_image_features(torch.cat(tiles), return_dict=True)
+            return [ImageFeatures(embeddings) for embeddings in output.pooler_output]
+        outputs = [model.model.get_image_features(image[None], return_dict=True).pooler_output for image in tiles]
+        return [ImageFeatures(torch.cat([*embeddings])) for embeddings in outputs]
+
+
+def _with_both_steps(image: PreparedImage) -> Tensor:
+    patches = torch.from_numpy(image.pixels).unflatten(1, (3, 1, -1))
+    return patches.expand(-1, -1, 2, -1).flatten(1)
+
+
+def _tiles(image: PreparedImage, size: int) -> Tensor:
+    """Return the tiles of an image as pixels, [tiles, 3, height, width]."""
+    rows, columns = image.layout.tiles[0]
+    patches = torch.from_numpy(image.pixels).view(-1, rows, columns, 3, size, size)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, rows * size, columns * size)

@@ -1,0 +1,247 @@
+"""Image files are decoded in sandbox processes, which hostile files can end and whose results are in shared memory."""
+
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import nightly
+from helexa.neuron.vision.preprocessing import image_sandbox
+from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits
+from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, prepare
+from helexa.neuron.vision.preprocessing.image_sandbox import ImageSandbox
+from helexa.neuron.vision.preprocessing.settings import image_processor
+from neuron.vision.images import encoded, noise
+
+LIMITS = ImageLimits()
+QWEN = image_processor({"model_type": "qwen3_5", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}, {})
+GEMMA = image_processor({"model_type": "gemma3", "vision_config": {"image_size": 224, "patch_size": 14}}, {})
+IDEFICS = image_processor({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}, {})
+
+
+@pytest.fixture
+def sandbox() -> Iterator[ImageSandbox]:
+    sandbox = ImageSandbox(LIMITS)
+    yield sandbox
+    sandbox.close()
+
+
+def memories() -> int:
+    """Return the number of descriptors of shared pixels that this process has open."""
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            targets.append(str(descriptor.readlink()))
+    return sum("helexa-pixels" in target for target in targets)
+
+
+@pytest.mark.parametrize("processor", [QWEN, GEMMA, IDEFICS], ids=lambda processor: type(processor).__name__)
+def test_shared_image_equals_image_that_is_prepared_in_this_process(
+    sandbox: ImageSandbox, processor: ImageProcessor
+) -> None:
+    for size in ((300, 200), (1, 1), (900, 1700)):
+        data = encoded(noise(*size))
+        shared = sandbox.prepare(data, processor, 1024)
+        expected = prepare(data, processor, LIMITS, 1024, lambda shape: np.empty(shape, np.float32))
+        assert np.array_equal(shared.pixels.array(), expected.pixels)
+        shared.pixels.close()
+        assert (shared.layout, shared.digest) == (expected.layout, expected.digest)
+    assert memories() == 0
+
+
+def test_another_process_can_map_the_pixels(sandbox: ImageSandbox) -> None:
+    image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
+    script = (
+        "from helexa.neuron.vision.preprocessing.shared_pixels import SharedPixels; import sys;"
+        "print(float(SharedPixels(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))).array().sum()))"
+    )
+    command = [sys.executable, "-c", script, *map(str, (image.pixels.descriptor, *image.pixels.shape))]
+    run = subprocess.run(command, pass_fds=[image.pixels.descriptor], capture_output=True, text=True, check=True)
+    assert float(run.stdout) == float(image.pixels.array().sum())
+    image.pixels.close()
+
+
+def test_memory_size_cannot_change(sandbox: ImageSandbox) -> None:
+    image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
+    for size in (0, 1 << 40):
+        with pytest.raises(PermissionError):
+            os.ftruncate(image.pixels.descriptor, size)
+    image.pixels.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"text", "its format is not PNG, JPEG, WebP or GIF"),
+        (encoded(noise(1, 300)), "one side may be at most 200 times as long"),
+        (encoded(noise(50, 50))[:500], "the image is damaged"),
+        (bytes(LIMITS.max_bytes + 1), f"the image has {LIMITS.max_bytes + 1} bytes"),
+    ],
+)
+def test_unusable_file_is_an_error_and_leaves_the_process_running(
+    sandbox: ImageSandbox, data: bytes, message: str
+) -> None:
+    sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
+    before = _processes()
+    with pytest.raises(ImageError, match=message):
+        sandbox.prepare(data, QWEN, 64)
+    assert _processes() == before
+    assert memories() == 0
+
+
+def test_image_that_takes_too_long_ends_its_process(sandbox: ImageSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _blank(8000, 8000)
+    monkeypatch.setattr(image_sandbox, "MAX_SECONDS", 0.05)
+    with pytest.raises(ImageError, match="the image cannot be decoded: it runs for too long"):
+        sandbox.prepare(data, QWEN, 1024)
+    monkeypatch.undo()
+    image = sandbox.prepare(data, QWEN, 1024)
+    image.pixels.close()
+    assert image.layout.tokens <= 1024
+
+
+def test_image_that_needs_too_much_memory_ends_its_process() -> None:
+    """A file of a few kilobytes that claims 10 gigapixels, with limits that admit it."""
+    sandbox = ImageSandbox(ImageLimits(max_pixels=1 << 40))
+    try:
+        with pytest.raises(ImageError, match="the image cannot be decoded: it needs too much memory"):
+            sandbox.prepare(_blank(100_000, 100_000), QWEN, 64)
+        sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
+    finally:
+        sandbox.close()
+    assert memories() == 0
+
+
+def test_largest_image_is_within_the_bounds(sandbox: ImageSandbox) -> None:
+    image = sandbox.prepare(_blank(8192, 8192), QWEN, 256)
+    image.pixels.close()
+    assert image.layout.tokens == 256
+
+
+def test_killed_process_is_replaced(sandbox: ImageSandbox) -> None:
+    existing = _processes()
+    sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
+    (process,) = _processes() - existing
+    process.kill()
+    process.wait()
+    sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
+    sandbox.close()
+    assert _processes() == existing
+
+
+def test_many_threads_share_two_processes(sandbox: ImageSandbox) -> None:
+    existing = _processes()
+    digests: dict[int, bytes] = {}
+
+    def run(number: int) -> None:
+        image = sandbox.prepare(encoded(noise(100, 80, seed=number % 4)), QWEN, 64)
+        image.pixels.close()
+        digests[number] = image.digest
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(digests) == 12
+    assert len(set(digests.values())) == 4
+    assert len(_processes() - existing) <= 2
+
+
+def test_mutated_files_yield_pixels_or_an_error(sandbox: ImageSandbox) -> None:
+    """Random changes of valid files never end a sandbox process, and do not let its memory grow."""
+    files = [
+        encoded(noise(90, 70, mode), file_format, **options)
+        for mode, file_format, options in (
+            ("RGB", "PNG", {}),
+            ("RGBA", "PNG", {}),
+            ("L", "PNG", {}),
+            ("RGB", "JPEG", {}),
+            ("RGB", "JPEG", {"progressive": True}),
+            ("CMYK", "JPEG", {}),
+            ("RGB", "WEBP", {}),
+            ("RGBA", "WEBP", {"lossless": True}),
+            ("RGB", "GIF", {}),
+            ("RGB", "GIF", {"save_all": True, "append_images": [noise(90, 70, seed=1)]}),
+        )
+    ]
+    generator = random.Random(1)
+    outcomes = {"pixels": 0, "error": 0}
+    warm: dict[psutil.Process, int] = {}
+    for case in range(nightly.cases(1000, 10_000)):
+        data = _mutated(generator.choice(files), generator)
+        try:
+            image = sandbox.prepare(data, generator.choice((QWEN, GEMMA, IDEFICS)), generator.choice((1, 64, 256)))
+        except ImageError as error:
+            assert "\n" not in str(error)
+            assert not str(error).startswith("the image cannot be decoded"), data.hex()
+            outcomes["error"] += 1
+        else:
+            assert np.isfinite(image.pixels.array()).all()
+            image.pixels.close()
+            outcomes["pixels"] += 1
+        if case == 100:
+            warm = {process: process.memory_info().rss for process in _processes()}
+    assert min(outcomes.values()) > 50, outcomes
+    assert _processes() == set(warm), "a process ended"
+    for process, resident in warm.items():
+        assert process.memory_info().rss < resident + (64 << 20)
+    assert memories() == 0
+
+
+def _mutated(data: bytes, generator: random.Random) -> bytes:
+    """Return `data` with a few random changes: bits, bytes, removed, repeated and inserted parts."""
+    changed = bytearray(data)
+    for _ in range(generator.choice((1, 1, 2, 5))):
+        place = generator.randrange(len(changed)) if generator.random() < 0.6 else generator.randrange(64)
+        place = min(place, len(changed) - 1)
+        match generator.randrange(6):
+            case 0:
+                changed[place] ^= 1 << generator.randrange(8)
+            case 1:
+                changed[place] = generator.choice((0, 1, 127, 128, 255))
+            case 2:
+                del changed[place : place + generator.choice((1, 4, 100))]
+            case 3:
+                changed[place:place] = changed[place : place + generator.choice((1, 4, 100))]
+            case 4:
+                changed[place : place + 4] = generator.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff"))
+            case 5:
+                del changed[max(place, 1) :]
+        if not changed:
+            return b"\0"
+    return bytes(changed)
+
+
+def _blank(width: int, height: int) -> bytes:
+    """Return a small PNG file of black pixels, with one bit per pixel."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    packer = zlib.compressobj(1)
+    row = bytes(1 + -(-width // 8))
+    rows = b"".join(packer.compress(row) for _ in range(min(height, 10_000))) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    chunks = [chunk(b"IHDR", header), chunk(b"IDAT", rows), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _processes() -> set[psutil.Process]:
+    """Return the sandbox processes that this process started."""
+    processes = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "helexa.neuron.vision.preprocessing.image_process" in child.cmdline():
+                processes.add(child)
+    return processes

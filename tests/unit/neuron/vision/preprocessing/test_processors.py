@@ -1,0 +1,177 @@
+"""Patches and layouts equal those of transformers' image processors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits
+from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, PreparedImage, image_layout, prepare
+from helexa.neuron.vision.preprocessing.settings import image_processor
+from neuron.vision.images import SIZES, encoded, noise
+
+ALL = 1 << 20
+QWEN3 = {"vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
+QWEN2_5 = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
+
+
+def prepared(image: Image.Image, processor: ImageProcessor, max_tokens: int = ALL) -> PreparedImage:
+    return prepare(encoded(image), processor, ImageLimits(), max_tokens, _array)
+
+
+def _array(shape: tuple[int, int]) -> NDArray[np.float32]:
+    return np.empty(shape, np.float32)
+
+
+def near(actual: NDArray[Any], expected: NDArray[Any]) -> None:
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected.reshape(actual.shape), rtol=0, atol=1e-5)
+
+
+def patches_of(pixels: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return the patches of tiles [tiles, 3, height, width], in the order of rows, [patches, 3 * size ** 2]."""
+    tiles, channels, height, width = pixels.shape
+    grid = pixels.reshape(tiles, channels, height // size, size, width // size, size)
+    return grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, channels * size**2)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        (
+            {"model_type": model_type, **QWEN3},
+            {
+                "patch_size": 16,
+                "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            },
+        )
+        for model_type in ("qwen3_5", "qwen3_5_moe", "qwen3_vl")
+    ]
+    + [(QWEN2_5, {"size": {"shortest_edge": 3136, "longest_edge": 12845056}})],
+    ids=lambda config: config.get("model_type", ""),
+)
+def test_qwen_patches(config: dict[str, Any], reference: dict[str, Any], width: int, height: int) -> None:
+    image = noise(width, height)
+    result = prepared(image, image_processor(config, {}))
+    expected = Qwen2VLImageProcessorPil(**reference)(image, return_tensors="np")
+    (grid,) = result.layout.tiles
+    assert (1, *grid) == tuple(expected["image_grid_thw"][0])
+    assert result.layout.tokens == grid.size // 4
+    both_frames = expected["pixel_values"].reshape(len(result.pixels), 3, 2, -1)
+    for frame in range(2):
+        near(result.pixels.reshape(len(result.pixels), 3, -1), both_frames[:, :, frame])
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize(("size", "patch_size"), [(896, 14), (224, 14), (64, 16)])
+def test_gemma3_patches(size: int, patch_size: int, width: int, height: int) -> None:
+    config = {"model_type": "gemma3", "vision_config": {"image_size": size, "patch_size": patch_size}}
+    image = noise(width, height)
+    result = prepared(image, image_processor(config, {}))
+    expected = Gemma3ImageProcessorPil(size={"height": size, "width": size})(image, return_tensors="np")
+    near(result.pixels, patches_of(expected["pixel_values"], patch_size))
+    assert result.layout.tokens == 256
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (5000, 300), (300, 5000), (1, 3000), (728, 364)])
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize(
+    ("model_type", "reference", "patch_size", "tile", "edge"),
+    [("idefics3", Idefics3ImageProcessorPil, 14, 364, 1456), ("smolvlm", SmolVLMImageProcessorPil, 16, 512, 2048)],
+)
+def test_idefics3_tiles(
+    model_type: str, reference: Any, patch_size: int, tile: int, edge: int, splits: bool, width: int, height: int
+) -> None:
+    config = {"model_type": model_type, "vision_config": {"image_size": tile, "patch_size": patch_size}}
+    settings = {
+        "size": {"longest_edge": edge},
+        "max_image_size": {"longest_edge": tile},
+        "do_image_splitting": splits,
+    }
+    image = noise(width, height)
+    result = prepared(image, image_processor(config, settings))
+    expected = reference(**settings)(image, return_tensors="np", return_row_col_info=True)
+    near(result.pixels, patches_of(expected["pixel_values"][0], patch_size))
+    assert result.layout.split == (expected["rows"][0][0], expected["cols"][0][0])
+    assert len(result.layout.tiles) == expected["pixel_values"].shape[1]
+    assert result.layout.tokens == len(result.layout.tiles) * (tile // patch_size // 2) ** 2
+
+
+def test_filter_and_normalization_of_the_checkpoint_are_used() -> None:
+    settings = {"resample": 1, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "rescale_factor": 1 / 127}
+    image = noise(300, 200)
+    result = prepared(image, image_processor({"model_type": "qwen3_vl", **QWEN3}, settings))
+    expected = Qwen2VLImageProcessorPil(
+        patch_size=16, size={"shortest_edge": 65536, "longest_edge": 16777216}, **settings
+    )(image, return_tensors="np")
+    near(
+        result.pixels.reshape(len(result.pixels), 3, -1),
+        expected["pixel_values"].reshape(len(result.pixels), 3, 2, -1)[:, :, 0],
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 64, 256, 1024])
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (200, 40000), (40000, 200)])
+def test_qwen_image_is_shrunk_to_the_maximum_number_of_tokens(width: int, height: int, max_tokens: int) -> None:
+    processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
+    layout, whole = (image_layout(processor, width, height, tokens) for tokens in (max_tokens, ALL))
+    assert layout.tokens <= max_tokens
+    if whole.tokens <= max_tokens:
+        assert layout == whole
+    elif max_tokens >= 64 and max(width, height) < 10 * min(width, height):
+        assert layout.tokens > max_tokens / 2
+        ratio = layout.tiles[0].columns / layout.tiles[0].rows
+        assert ratio == pytest.approx(width / height, rel=0.3)
+
+
+def test_idefics3_image_is_shrunk_to_fewer_tiles() -> None:
+    processor = image_processor({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}, {})
+    layouts = [image_layout(processor, 1456, 1456, tokens) for tokens in (17 * 169, 17 * 169 - 1, 5 * 169, 169, 1)]
+    assert [layout.split for layout in layouts] == [(4, 4), (3, 3), (2, 2), (0, 0), (0, 0)]
+    assert [layout.tokens for layout in layouts] == [17 * 169, 10 * 169, 5 * 169, 169, 169]
+    image = noise(1456, 1456)
+    assert len(prepared(image, processor, 5 * 169).pixels) == 5 * 26 * 26
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 20000), (20000, 1), (1, 201)])
+def test_qwen_rejects_an_extreme_aspect_ratio(width: int, height: int) -> None:
+    processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
+    with pytest.raises(ImageError, match=f"{width} x {height} pixels; one side may be at most 200 times as long"):
+        prepared(noise(width, height), processor)
+
+
+def test_digest_depends_on_pixels_size_and_settings() -> None:
+    processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
+    image = noise(64, 96)
+    changed = image.copy()
+    changed.putpixel((63, 95), (0, 0, 0))
+    bicubic = image_processor({"model_type": "qwen3_5", **QWEN3}, {"resample": 2})
+    digests = [
+        prepared(image, processor).digest,
+        prepared(image.transpose(Image.Transpose.TRANSPOSE), processor).digest,
+        prepared(changed, processor).digest,
+        prepared(image, bicubic).digest,
+        prepared(image, processor, 16).digest,
+    ]
+    assert len(set(digests)) == len(digests)
+    assert all(len(digest) == 32 for digest in digests)
+    assert prepare(encoded(image, "PNG", compress_level=1), processor, ImageLimits(), ALL, _array).digest == digests[0]
+
+
+def test_palettes_with_equal_indexes_have_different_digests() -> None:
+    processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
+    first = Image.new("P", (64, 64))
+    second = first.copy()
+    first.putpalette([255, 0, 0])
+    second.putpalette([0, 0, 255])
+    assert first.tobytes() == second.tobytes()
+    assert prepared(first, processor).digest != prepared(second, processor).digest

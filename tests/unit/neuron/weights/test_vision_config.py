@@ -1,0 +1,157 @@
+"""The configuration of the vision part of models, from folders and from `mmproj` files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.vision.preprocessing.settings import image_processor
+from helexa.neuron.weights.vision.checkpoint import open_vision_checkpoint
+from helexa.neuron.weights.vision.config import read_vision_config
+from helexa.neuron.weights.vision.mmproj import mmproj_beside
+
+QWEN: dict[str, Any] = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 64}}
+
+
+def folder_with(folder: Path, config: dict[str, Any], **files: dict[str, Any]) -> Path:
+    names = ["model.visual.norm.weight", "visual.blocks.0.norm1.weight", "model.language_model.norm.weight"]
+    save_file({name: torch.full((2,), float(n)) for n, name in enumerate(names)}, folder / "model.safetensors")
+    for name, content in {"config": config, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    settings = read_vision_config(folder_with(tmp_path, QWEN))
+    assert settings is not None
+    vision = settings.config["vision_config"]
+    assert (vision["hidden_size"], vision["depth"], vision["patch_size"]) == (64, 27, 16)
+    assert settings.preprocessor == {}
+    processor = image_processor(*settings)
+    assert (processor.patch_size, processor.mean) == (16, (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "qwen3"}, {"model_type": "other", "vision_config": {}}, {**QWEN, "vision_config": None}]
+)
+def test_model_without_supported_vision_part(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, config)
+    assert read_vision_config(folder) is None
+    assert open_vision_checkpoint(folder) is None
+
+
+def test_both_files_of_processors_are_read(tmp_path: Path) -> None:
+    nested = {"image_processor": {"image_mean": [0.1, 0.2, 0.3]}, "processor_class": "Qwen3VLProcessor"}
+    preprocessor = {"image_std": [0.4, 0.4, 0.4], "image_mean": [0.9, 0.9, 0.9]}
+    folder = folder_with(tmp_path, QWEN, preprocessor_config=preprocessor, processor_config=nested)
+    processor = image_processor(*(read_vision_config(folder) or pytest.fail("no vision part")))
+    assert (processor.mean, processor.std) == ((0.1, 0.2, 0.3), (0.4, 0.4, 0.4))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_resize": False},
+        {"do_normalize": False},
+        {"do_pan_and_scan": True},
+        {"image_std": [0.0, 1.0, 1.0]},
+        {"image_mean": [float("nan")] * 3},
+        {"image_mean": 0.5},
+        {"resample": 9},
+        {"size": {"shortest_edge": "x"}},
+        {"size": 224},
+        {"rescale_factor": 0},
+    ],
+)
+def test_invalid_processor_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, QWEN, preprocessor_config=settings)
+    with pytest.raises(ModelFileError, match="preprocessor"):
+        image_processor(*(read_vision_config(folder) or pytest.fail("no vision part")))
+
+
+def test_only_the_tensors_of_the_vision_part_are_read(tmp_path: Path) -> None:
+    with open_vision_checkpoint(folder_with(tmp_path, QWEN)) or pytest.fail("no vision part") as checkpoint:
+        assert checkpoint.names() == ["norm.weight", "blocks.0.norm1.weight"]
+        assert checkpoint.total_bytes == 16
+        with pytest.raises(ModelFileError, match=r"no tensor model\.language_model\.norm\.weight"):
+            checkpoint.read("model.language_model.norm.weight")
+
+
+def test_file_with_16_bits_is_preferred(tmp_path: Path) -> None:
+    model = tmp_path / "Qwen3.5-4B-Q4_K_M.gguf"
+    model.touch()
+    assert mmproj_beside(model) is None
+    for name in ("mmproj-Qwen-F32.gguf", "mmproj-Qwen-Q8_0.gguf", "Qwen-mmproj-f16.gguf"):
+        (tmp_path / name).touch()
+    for path in (model, tmp_path):
+        found = mmproj_beside(path)
+        assert found is not None
+        assert found.name == "Qwen-mmproj-f16.gguf"
+
+
+def mmproj(folder: Path, **changes: Any) -> Path:
+    """Write an `mmproj` file of a Qwen3-VL model without blocks. A change to None removes the key."""
+    keys: dict[str, Any] = {
+        "projector_type": "qwen3vl_merger",
+        "use_gelu": True,
+        "vision.block_count": 2,
+        "vision.embedding_length": 64,
+        "vision.feed_forward_length": 96,
+        "vision.attention.head_count": 2,
+        "vision.patch_size": 16,
+        "vision.image_mean": [0.5] * 3,
+        "vision.image_std": [0.5] * 3,
+    } | {name.replace("__", "."): value for name, value in changes.items()}
+    writer = gguf.GGUFWriter(folder / "mmproj.gguf", changes.get("architecture", "clip"))
+    for key, value in keys.items():
+        add = {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool, list: writer.add_array}
+        if value is not None and key != "architecture":
+            add[type(value)](f"clip.{key}", value)
+    writer.add_tensor("v.position_embd.weight", np.zeros((49, 64), np.float32))
+    writer.add_tensor("v.unknown.weight", np.zeros(2, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "mmproj.gguf"
+
+
+@pytest.mark.parametrize(
+    ("flags", "model_type"), [(None, "qwen3_5"), ([False, False], "qwen3_5"), ([False, True], "qwen3_vl")]
+)
+def test_file_without_deepstack_layers_is_a_tower_of_qwen3_5(
+    flags: list[bool] | None, model_type: str, tmp_path: Path
+) -> None:
+    file = mmproj(tmp_path, vision__is_deepstack_layers=flags)
+    settings = read_vision_config(tmp_path, file) or pytest.fail("no vision part")
+    assert settings.config["model_type"] == model_type
+    assert settings.config["vision_config"].get("deepstack_visual_indexes") == ([1] if flags and any(flags) else None)
+    assert settings.config["vision_config"]["num_position_embeddings"] == 49
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"projector_type": "pixtral"}, "unsupported projector 'pixtral'; supported: qwen3vl_merger"),
+        ({"projector_type": None}, "unsupported projector 'none'"),
+        ({"architecture": "llama"}, "architecture 'llama', expected 'clip'"),
+        ({"vision__block_count": None}, r"key clip\.vision\.block_count is missing"),
+        ({"vision__patch_size": 0}, r"key clip\.vision\.patch_size is not one whole number"),
+        ({"vision__image_mean": None}, r"key clip\.vision\.image_mean is not a list of numbers"),
+        ({"vision__is_deepstack_layers": [True]}, r"is_deepstack_layers is not a list of a boolean for each of 2"),
+    ],
+)
+def test_invalid_file_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        read_vision_config(tmp_path, mmproj(tmp_path, **changes))
+
+
+def test_file_with_another_activation_is_rejected_by_the_tower(tmp_path: Path) -> None:
+    settings = read_vision_config(tmp_path, mmproj(tmp_path, use_gelu=None)) or pytest.fail("no vision part")
+    assert settings.config["vision_config"]["hidden_act"] == "quick_gelu"
