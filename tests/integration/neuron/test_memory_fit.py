@@ -10,7 +10,7 @@ import pytest
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, SamplingParams
-from helexa.neuron.engine.loading import load
+from helexa.neuron.engine.loading import build
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
@@ -49,12 +49,12 @@ async def test_load_that_does_not_fit_is_rejected_with_sizes(smollm2_gguf: Path)
 def test_no_weights_are_read_if_the_model_does_not_fit(
     dtype: str, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unread(path: Path, opened: object = load.open_checkpoint) -> Checkpoint:
+    def unread(path: Path, opened: object = build.open_checkpoint) -> Checkpoint:
         checkpoint = opened(path)  # type: ignore[operator]
         monkeypatch.setattr(checkpoint, "read", lambda *arguments: pytest.fail("a weight was read"))
         return checkpoint
 
-    monkeypatch.setattr(load, "open_checkpoint", unread)
+    monkeypatch.setattr(build, "open_checkpoint", unread)
     with pytest.raises(DoesNotFitError):
         load_once(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
 
