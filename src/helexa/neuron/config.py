@@ -159,7 +159,7 @@ class TorchConfig(Section):
         max_prefill_beside_decode: maximum number of prefill tokens in a step that also decodes other sequences.
             Default: 128, or 2048 on a CUDA device. The engine uses fewer tokens if such a step would take too long.
         tensor_parallel: default number of processes (ranks) that compute a model together. A load request may set
-            another number. Only CPUs support more than one rank.
+            another number. The ranks run on CPUs, or each on its own CUDA device.
         pipeline_parallel: default number of hosts of the group that compute a model together. A load request may set
             another number. Default: all hosts.
     """

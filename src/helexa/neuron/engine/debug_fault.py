@@ -9,10 +9,12 @@ KIND is:
     oom    raises out of memory         fault  raises a device error
     error  raises an error of the step  nan    sets the logits of a sequence to NaN; in ranks after rank 0, sets the
                                                first KV page of the step to NaN before the step
+    refuse raises the error of an operation that cannot be captured as a graph
 
 WHEN is:
 
-    load        while the model loads, after its first bytes (every KIND but nan)
+    load        while the model loads, after its first bytes (every KIND but nan and refuse)
+    capture     when the first graph is captured (every KIND but nan)
     step=N      in the Nth step of the process
     every=N     in every Nth step
     token=N     in steps of a sequence that has this token in its KV pages
@@ -20,7 +22,7 @@ WHEN is:
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -33,10 +35,11 @@ from helexa.core.errors import HelexaError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import DEBUG_FAULT
 from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.processes import heartbeat
 
-Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan"]
+Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan", "refuse"]
 
 _SLOW_SECONDS = 1.0
 _CRAWL_PIECES = 60
@@ -51,7 +54,7 @@ class Fault:
     Attributes:
         kind: what the fault does, for example `exit`.
         when: kind of the condition under which the fault occurs, for example `step`.
-        argument: argument of the condition, for example the number of the step; empty for `load`.
+        argument: argument of the condition, for example the number of the step; empty for `load` and `capture`.
         rank: number of the rank in whose process the fault occurs.
     """
 
@@ -72,7 +75,8 @@ class Fault:
         kind, _, trigger = fault.partition("@")
         when, _, argument = trigger.partition("=")
         numbered = when in ("step", "every", "token") and argument.isdecimal() and int(argument) > 0
-        is_valid = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
+        unnumbered = (when == "load" and kind not in ("nan", "refuse")) or (when == "capture" and kind != "nan")
+        is_valid = numbered or (unnumbered and not argument) or (when == "file" and argument)
         if kind not in get_args(Kind) or not is_valid or not rank.isdecimal():
             raise HelexaError(f"{DEBUG_FAULT}: '{text}' is not a fault; use [MODEL:][rankN/]KIND@WHEN")
         return cls(cast(Kind, kind), when, argument, int(rank))
@@ -119,6 +123,8 @@ class Fault:
                 raise torch.AcceleratorError("injected: device error")
             case "error":
                 raise ValueError("injected: error")
+            case "refuse":
+                raise RuntimeError("injected: operation not permitted when stream is capturing")
 
 
 class Faults:
@@ -152,10 +158,10 @@ class Faults:
                     fault.strike()
 
     def afflict(self, runner: Runner) -> None:
-        """Replace `runner.compute` by a function that also executes the faults of each step."""
+        """Replace `runner.compute` and `runner.ops.capture` by functions that also execute the faults."""
         if not self._faults:
             return
-        compute = runner.compute
+        compute, capture = runner.compute, runner.ops.capture
         marks = {fault: MarkedPages(int(fault.argument)) for fault in self._faults if fault.when == "token"}
 
         def struck(step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -174,7 +180,15 @@ class Faults:
                     logits[torch.tensor(affected_rows, device=logits.device)] = torch.nan
             return logits, hidden
 
+        def refused(forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+            for fault in self._faults:
+                if fault.when == "capture":
+                    fault.strike()
+            capture(forward, blank)
+
         runner.compute = struck
+        if any(fault.when == "capture" for fault in self._faults):
+            runner.ops.capture = refused
 
 
 class MarkedPages:

@@ -9,7 +9,7 @@ import torch
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.device_errors import DeviceError, is_out_of_memory
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import encode, receive
 from helexa.neuron.engine.ipc.messages import (
@@ -68,8 +68,8 @@ def load_reporting(
     try:
         faults = Faults.from_environment(model, os.environ)
         runner = load(model, options, on_progress, ask, group)
-        runner.warm_up(lambda done, total: report("graphs", done, total))
         faults.afflict(runner)
+        runner.warm_up(lambda done, total: report("graphs", done, total))
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -105,8 +105,9 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
         return LoadFailed(kind="does_not_fit", message=str(error))
     if isinstance(error, DeviceError):
         return LoadFailed(kind="device", message=str(error))
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory")
+    if is_out_of_memory(error):
+        which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # may name a rank
+        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory{which}")
     _log.exception("loading %s failed", model)
     if isinstance(error, HelexaError):
         return LoadFailed(kind="internal", message=str(error))

@@ -17,19 +17,18 @@ import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.loading.build import load_rank
 from helexa.neuron.engine.loading.device import threads_of_rank
 from helexa.neuron.engine.ranks import cpu_binding
-from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
-    Allocate,
     FromRank,
     LoadRank,
     RankFailed,
     RankLoaded,
     RankProgress,
+    Request,
     ToRank,
 )
 from helexa.neuron.engine.ranks.rank import Rank
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def _run(connection: socket.socket, memory_fd: int) -> None:
-    """Do what rank 0 sends, until rank 0 ends."""
+    """Execute the messages of rank 0 until rank 0 ends."""
     decoder = FrameDecoder(ToRank)
     rank = None
     while data := connection.recv(1 << 20):
@@ -80,7 +79,7 @@ def _run(connection: socket.socket, memory_fd: int) -> None:
             try:
                 reply = rank.handle(message)
             except Exception as error:
-                if not isinstance(message, Allocate):
+                if not isinstance(message, Request):
                     raise
                 reply = _failure(error)
             if reply is not None:
@@ -117,8 +116,7 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank 
         report(_failure(error))
         return None
     report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
-    ops.connect(exchange_for(ops, ops.ranks, memory_fd, Path(message.rendezvous), message.step_seconds))
-    return Rank(model, ops, options, faults)
+    return Rank(model, ops, options, faults, memory_fd)
 
 
 def _failure(error: Exception) -> RankFailed:
@@ -126,9 +124,11 @@ def _failure(error: Exception) -> RankFailed:
         return RankFailed("model_file", str(error))
     if isinstance(error, DeviceError):
         return RankFailed("device", str(error))
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return RankFailed("out_of_memory", "the weights do not fit into memory")
-    _log.exception("loading failed")
+    if is_out_of_memory(error):
+        return RankFailed("out_of_memory", "out of memory")
+    _log.error("loading failed", exc_info=error)
+    if is_device_fault(error):
+        return RankFailed("device", str(error).partition("\n")[0])
     return RankFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)
 
 

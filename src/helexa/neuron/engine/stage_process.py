@@ -142,7 +142,7 @@ class StageWorker:
         )
         grant = self._channel.receive(AllocateStage).grant
         if self._other_ranks is not None:
-            self._other_ranks.allocate(request, grant)
+            self._other_ranks.allocate(request, grant, measure=False)
         rank = Rank(decoder, build.ops, options, faults)
         reply = rank.handle(Allocate(request, grant))
         assert reply is not None

@@ -105,8 +105,6 @@ class Steps:
             out_of_memory = is_out_of_memory(error)
             if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
-            if not self._runner.computes_alone:
-                raise  # the other processes may still be in the middle of the step
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
             release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":

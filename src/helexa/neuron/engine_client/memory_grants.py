@@ -13,13 +13,15 @@ from helexa.neuron.hardware.host_memory import engine_bytes
 
 log = logging.getLogger(__name__)
 
+_CPU = ("cpu",)
+
 
 @dataclass
 class _Holding:
     """The memory granted to one engine, in bytes.
 
     Attributes:
-        device: the engine's device.
+        devices: the engine's devices, each of which holds the memory.
         promised: granted bytes.
         start_time: start time of the engine process. A later process with the same process id has another start time.
         base: bytes that the engine process used when it requested memory.
@@ -29,7 +31,7 @@ class _Holding:
             `MemoryGrants.observe`.
     """
 
-    device: str
+    devices: tuple[str, ...]
     promised: int
     start_time: float
     base: int
@@ -37,9 +39,15 @@ class _Holding:
     settled: bool = False
     missing: int = 0
 
+    def uses(self, device: str) -> bool:
+        """Return whether the engine holds memory of `device`."""
+        return any(_same_memory(own, device) for own in self.devices)
+
 
 class MemoryGrants:
     """Grants memory to engines. A grant ends when the engine's process ends.
+
+    An engine with ranks on several devices takes the granted memory on each of the devices.
 
     Engines allocate their granted memory gradually. Until then, the machine reports this memory as free. This class
     therefore subtracts the granted bytes that are not allocated yet from the free memory before the next grant. How it
@@ -79,19 +87,18 @@ class MemoryGrants:
             DoesNotFitError: the free memory is too small.
         """
         previous = self._holdings.pop(pid, None)
-        others = [
-            (other_pid, other) for other_pid, other in self._living() if _same_memory(other.device, request.device)
-        ]
-        available = (
-            request.free - self._reserve - sum(self._outstanding(other_pid, other) for other_pid, other in others)
-        )
+        devices = tuple(request.devices) or (request.device,)
+        others = [[entry for entry in self._living() if entry[1].uses(device)] for device in devices]
+        outstanding = max(sum(self._outstanding(*entry) for entry in entries) for entries in others)
+        available = request.free - self._reserve - outstanding
         if request.limit:
-            available = min(available, request.limit - sum(other.promised for _, other in others))
+            promised = max(sum(other.promised for _, other in entries) for entries in others)
+            available = min(available, request.limit - promised)
         granted = divide(request, max(available, 0))
         start_time = self._started_at(pid)
         if start_time is not None:
             allocated = previous.allocated if previous is not None and previous.start_time == start_time else 0
-            self._holdings[pid] = _Holding(request.device, granted.total, start_time, request.held, allocated)
+            self._holdings[pid] = _Holding(devices, granted.total, start_time, request.held, allocated)
         positions = granted.pages * request.page_size
         if positions < min(request.context, request.pages * request.page_size):
             log.warning("memory is short: a context of %d tokens instead of %d", positions, request.context)
@@ -108,7 +115,7 @@ class MemoryGrants:
         The whole grant of a GPU engine then counts as allocated.
         """
         holding = self._holdings.get(pid)
-        if holding is not None and holding.device != "cpu":
+        if holding is not None and holding.devices != _CPU:
             holding.settled = True
 
     def observe(self, free: int) -> None:
@@ -119,9 +126,7 @@ class MemoryGrants:
         difference, in proportion to its outstanding bytes.
         """
         outstanding_by_pid = {
-            pid: self._outstanding(pid, holding)
-            for pid, holding in self._living()
-            if _same_memory(holding.device, "cpu")
+            pid: self._outstanding(pid, holding) for pid, holding in self._living() if holding.uses("cpu")
         }
         total = sum(outstanding_by_pid.values())
         shortfall = max(total - free, 0)
@@ -141,7 +146,7 @@ class MemoryGrants:
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
         """Return the granted bytes that the engine process `pid` has not allocated yet."""
-        if holding.device != "cpu":
+        if holding.devices != _CPU:
             return 0 if holding.settled else max(holding.promised - holding.allocated, 0)
         return max(holding.promised - max((self._private_bytes(pid) or 0) - holding.base, 0), 0)
 

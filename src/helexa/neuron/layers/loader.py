@@ -77,7 +77,7 @@ class Loader:
         Args:
             shape: shape that the whole tensor must have.
             index: index of one matrix in a tensor [E, N, K] of E stacked matrices; None for the whole tensor.
-            part: rows to read.
+            part: rows and columns to read.
 
         Raises:
             ModelFileError: the tensor is missing, or its shape is not `shape`.

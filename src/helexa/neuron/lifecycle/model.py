@@ -94,7 +94,7 @@ class ServedModel:
         return ModelInfo(
             id=self.id,
             status=status,
-            devices=_device_indices(self.engine.ready.device),
+            devices=_device_indices(self.engine.options.devices or [self.engine.ready.device]),
             vram_used_mb=self._vram_mb(),
             quant=self.engine.ready.quant or None,
             tensor_parallel=ranks if (ranks := self.engine.options.tensor_parallel) > 1 else None,
@@ -157,6 +157,5 @@ def _averaged(average: float, tokens: int, milliseconds: float) -> float:
     return rate if average == 0 else average + _EMA_ALPHA * (rate - average)
 
 
-def _device_indices(device: str) -> list[int]:
-    kind, _, index = device.partition(":")
-    return [int(index or 0)] if kind == "cuda" else []
+def _device_indices(devices: list[str]) -> list[int]:
+    return [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]

@@ -1,4 +1,4 @@
-"""How many ranks a model can be divided among on this node, and checks of the number that a load request asks for."""
+"""How many ranks a model can be divided among on this node, and the devices of the ranks of a load request."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,15 +7,11 @@ from helexa.core.errors import HelexaError, TensorParallelError
 from helexa.core.fleet import Device, Discovery, alike
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.hardware.cores import usable_cpus
-from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.ops.constants import MAX_RANKS
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.json_object import read_json
 from helexa.neuron.weights.text_part import text_config
-
-CUDA_RANKS = False
-"""Whether engines can divide a model among CUDA devices. They cannot yet."""
 
 
 def max_tensor_parallel(device: str, configured: int, facts: Discovery) -> int:
@@ -31,17 +27,18 @@ def max_tensor_parallel(device: str, configured: int, facts: Discovery) -> int:
     """
     if device == "cpu":
         return min(max(len(facts.numa_nodes or ()), configured, 1), _most_cpu_ranks())
-    if device.startswith("cuda") and CUDA_RANKS:
+    if device.startswith("cuda"):
         return min(max(map(len, alike(facts.devices)), default=1), MAX_RANKS)
     return 1
 
 
-def check_ranks(options: EngineOptions, devices: Sequence[int]) -> None:
-    """Check whether this node can run the number of ranks that the options request.
+def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: Sequence[Device]) -> list[str]:
+    """Return the torch device of each rank; an empty list if all ranks run on the device in `options`.
 
     Args:
-        options: options of the engine.
-        devices: device indices in the load request.
+        options: options of the engine: the number of ranks, and the kind of device.
+        requested: device indices in the load request; empty for the first visible devices that are alike.
+        visible: the CUDA devices of this node.
 
     Raises:
         TensorParallelError: the node has too few CPUs or devices, or the devices differ.
@@ -50,18 +47,17 @@ def check_ranks(options: EngineOptions, devices: Sequence[int]) -> None:
     ranks = options.tensor_parallel
     if ranks < 1:
         raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
-    if len(devices) > ranks:
-        raise HelexaError(f"the request names {len(devices)} devices, but tensor_parallel is {ranks}")
+    if len(requested) > ranks:
+        raise HelexaError(f"the request names {len(requested)} devices, but tensor_parallel is {ranks}")
     if ranks == 1:
-        return
+        return []
     if options.device == "cpu":
         if ranks > (most := _most_cpu_ranks()):
             raise _too_many_ranks(ranks, most, f"this node can run at most {most} ranks on its CPUs")
-    elif options.device.startswith("cuda") and CUDA_RANKS:
-        known = discover().devices
-        _check_devices(ranks, [device for device in known if not devices or device.index in devices])
-    else:
-        raise _too_many_ranks(ranks, 1, "this node can divide models only among CPU processes, not among GPUs")
+        return []
+    if not options.device.startswith("cuda"):
+        raise _too_many_ranks(ranks, 1, "ranks run only on CPUs and CUDA devices")
+    return [f"cuda:{device.index}" for device in _chosen(ranks, requested, visible)]
 
 
 def check_heads(model: Path, ranks: int) -> None:
@@ -83,14 +79,24 @@ def check_heads(model: Path, ranks: int) -> None:
         raise _too_many_ranks(ranks, heads, f"{model.name} has {heads} attention heads", heads=heads)
 
 
-def _check_devices(ranks: int, devices: Sequence[Device]) -> None:
-    """Raise a TensorParallelError if a model cannot be divided among `ranks` of the devices."""
-    groups = alike(devices)
-    largest = max(map(len, groups), default=0)
-    if largest < ranks:
+def _chosen(ranks: int, requested: Sequence[int], visible: Sequence[Device]) -> Sequence[Device]:
+    """Return the devices of the ranks, which must be alike."""
+    if requested and len(requested) != ranks:
+        raise HelexaError(f"the request names {len(requested)} devices, but tensor_parallel is {ranks}")
+    if twice := [index for position, index in enumerate(requested) if index in requested[:position]]:
+        raise HelexaError(f"the request names device {twice[0]} twice")
+    by_index = {device.index: device for device in visible}
+    if missing := [index for index in requested if index not in by_index]:
+        raise HelexaError(f"this node has no device cuda:{missing[0]}")
+    candidates = [by_index[index] for index in requested] or visible
+    groups = alike(candidates)
+    largest = max(groups, key=len, default=[])
+    if len(largest) < ranks:
         kinds = ", ".join(f"{len(group)} x {group[0].name}" for group in groups)
-        reason = f"the devices differ: {kinds}" if len(groups) > 1 else f"the number of usable devices is {largest}"
-        raise _too_many_ranks(ranks, max(largest, 1), reason)
+        usable = f"the number of usable devices is {len(largest)}"
+        reason = f"the devices differ: {kinds}" if len(groups) > 1 else usable
+        raise _too_many_ranks(ranks, max(len(largest), 1), reason)
+    return candidates if requested else largest[:ranks]
 
 
 def _most_cpu_ranks() -> int:

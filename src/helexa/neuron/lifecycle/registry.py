@@ -26,7 +26,7 @@ from helexa.neuron.hardware.discovery import discover
 from helexa.neuron.host_group.membership import Membership, hosts_for
 from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks
+from helexa.neuron.lifecycle.rank_check import check_heads, devices_of_ranks
 from helexa.neuron.lifecycle.recovery import RestartLimiter
 from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.processes import heap
@@ -239,7 +239,7 @@ class Registry:
         report: ProgressReport,
     ) -> ServedModel:
         begun = self._clock()
-        log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
+        log.info("loading model=%s source=%s device=%s", model_id, source, ",".join(options.devices) or options.device)
         quant = source.quant(spec.quant)
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
@@ -335,8 +335,8 @@ class Registry:
             options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
         hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, self._group)
         options = msgspec.structs.replace(options, pipeline_parallel=hosts)
-        check_ranks(options, devices)
-        return options
+        ranks = devices_of_ranks(options, devices, discover().devices)
+        return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
 
     def _reject_while_draining(self) -> None:
         if self._draining:

@@ -119,7 +119,7 @@ class FakeCuda:
             self.current = previous
 
     @contextmanager
-    def graph(self, graph: object, pool: object = None) -> Iterator[None]:
+    def graph(self, graph: object, pool: object = None, capture_error_mode: str = "global") -> Iterator[None]:
         previous, self.current = self.current, "the capture stream"
         yield
         self.current = previous

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def running(model: Path, ranks: int, **settings: Any) -> AsyncIterator[EngineClient]:
-    options = EngineOptions(kv_cache_mb=64, tensor_parallel=ranks, threads=1)
+async def running(
+    model: Path, ranks: int, *, devices: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[EngineClient]:
+    options = EngineOptions(kv_cache_mb=64, tensor_parallel=ranks, threads=1, devices=list(devices))
     client = await EngineClient.start(model, options, **settings)
     try:
         yield client
@@ -147,6 +149,8 @@ async def test_stopped_rank_ends_the_engine(smollm2_gguf: Path) -> None:
         ("rank1/exit@step=3", "the process of rank 1 ended with exit code 77"),
         ("rank1/error@step=3", "the process of rank 1 ended with exit code 1"),
         ("rank1/hang@step=3", "the engine made no progress for 1.5 s and was killed"),
+        ("error@step=3", "rank 0 failed in a step of all ranks: ValueError: injected: error"),
+        ("oom@step=3", "rank 0 failed in a step of all ranks: OutOfMemoryError: injected: out of memory"),
     ],
 )
 async def test_fault_in_a_rank_ends_the_engine(
@@ -176,11 +180,29 @@ async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
         assert await result_of(client, "greedy") == later
 
 
-async def test_rank_that_fails_to_load_fails_the_load(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/error@load")
-    with pytest.raises(HelexaError, match=r"rank 1: .*injected: error"):
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("rank1/error@load", r"^rank 1: .*injected: error'\)$"),
+        ("rank1/oom@load", r"^SmolLM2-135M-Instruct\.Q4_1\.gguf does not fit into memory \(rank 1: out of memory\)$"),
+        ("rank1/fault@load", r"^rank 1: injected: device error$"),
+        ("rank1/exit@load", r"the process of rank 1 ended with exit code 77.* while loading the model$"),
+    ],
+)
+async def test_rank_that_fails_to_load_fails_the_load(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", fault)
+    with pytest.raises(HelexaError, match=reason):
         async with running(smollm2_gguf, 2):
             pass
+
+
+async def test_rank_without_a_usable_device_fails_the_load(smollm2_gguf: Path) -> None:
+    with pytest.raises(HelexaError, match=r"^rank 1: device 'cuda:1' cannot be used: .*$") as failed:
+        async with running(smollm2_gguf, 2, devices=["cpu", "cuda:1"]):
+            pass
+    assert "\n" not in str(failed.value)
 
 
 async def test_close_ends_all_ranks(smollm2_gguf: Path) -> None:

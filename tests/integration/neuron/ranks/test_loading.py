@@ -7,6 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.loading.fit import divide_free_memory
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.ranks.rank_processes import RankError, RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.ranks.rank_group import RankGroup
@@ -78,6 +83,32 @@ def test_ranks_load_quantized_experts_of_square_shape(tmp_path: Path) -> None:
     logits, tokens = logits_and_tokens(tmp_path, tensor_parallel=2)
     assert tokens == expected_tokens
     assert torch.equal(logits, expected)
+
+
+def test_rank_that_cannot_read_the_model_fails_the_load(tmp_path: Path) -> None:
+    """Rank 0 has read the configuration before it requests memory, and the other ranks start after the grant."""
+    tiny_model(tmp_path, **MODELS["llama"])
+
+    def remove_configuration(request: MemoryRequest) -> MemoryGrant:
+        (tmp_path / "config.json").unlink()
+        return divide_free_memory(request)
+
+    options = EngineOptions(kv_cache_mb=8, threads=1, tensor_parallel=2)
+    with pytest.raises(ModelFileError, match=r"^rank 1: config\.json: .*No such file or directory") as failed:
+        load_once(tmp_path, options, ask=remove_configuration)
+    assert "\n" not in str(failed.value)
+
+
+def test_killed_rank_fails_the_load(tmp_path: Path) -> None:
+    endings: list[str] = []
+    others = RankProcesses(2, endings.append)
+    try:
+        others._processes[0].kill()
+        with pytest.raises(RankError, match=r"^the process of rank 1 was ended by signal 9 \(out of memory\?\)$"):
+            others.wait_until_loaded()
+    finally:
+        others.close()
+    assert endings in ([], ["the process of rank 1 was ended by signal 9 (out of memory?)"])
 
 
 def quantize_experts(folder: Path) -> None:

@@ -107,6 +107,32 @@ def test_each_device_has_its_own_memory() -> None:
         machine.start(5, device="cuda")  # the first GPU
 
 
+def test_ranks_take_the_granted_memory_on_each_device() -> None:
+    both = {"device": "cuda:0", "devices": ["cuda:0", "cuda:1"]}
+    machine = Machine(3000)
+    machine.start(1, **both)
+    for device in ("cuda:0", "cuda:1"):
+        with pytest.raises(DoesNotFitError):
+            machine.start(2, device=device)
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:2", devices=["cuda:2", "cuda:1"])
+    machine.start(2, device="cuda:2", devices=["cuda:2", "cuda:3"])
+    machine.start(3)  # host memory
+
+
+def test_ranks_are_granted_what_the_fullest_device_has_left() -> None:
+    machine = Machine(10_000)
+    machine.start(1, device="cuda:1", weights=2000 * MIB)
+    machine.start(2, device="cuda:0")
+    with pytest.raises(DoesNotFitError) as rejected:
+        machine.start(3, device="cuda:0", devices=["cuda:0", "cuda:1"], weights=8000 * MIB)
+    assert rejected.value.details["free_mb"] == 10_000 - 3 * 100 - 2712, "the larger grant counts, not both grants"
+    limit = {"limit": 5000 * MIB}
+    with pytest.raises(DoesNotFitError) as rejected:
+        machine.start(4, device="cuda:0", devices=["cuda:0", "cuda:1"], weights=4000 * MIB, **limit)
+    assert rejected.value.details["free_mb"] == 5000 - 2712
+
+
 def test_settled_gpu_engine_holds_its_whole_grant() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")

@@ -1,6 +1,7 @@
 """The number of ranks that a node reports and accepts."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from helexa.core.errors import HelexaError, TensorParallelError
 from helexa.core.fleet import Discovery
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.lifecycle import rank_check
-from helexa.neuron.lifecycle.rank_check import check_heads, check_ranks, max_tensor_parallel
+from helexa.neuron.lifecycle.rank_check import check_heads, devices_of_ranks, max_tensor_parallel
 
 CPUS = frozenset(range(16))
 
@@ -43,10 +44,8 @@ A, B, A_OLD = ("A", "9.0"), ("B", "9.0"), ("A", "8.0")
     ("gpus", "reported"), [([], 1), ([A], 1), ([A, A], 2), ([A, B], 1), ([A, B, B, B], 3), ([A, A_OLD], 1)]
 )
 def test_gpu_node_reports_the_largest_group_of_devices_that_are_alike(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, str]], reported: int
+    gpus: list[tuple[str, str]], reported: int
 ) -> None:
-    assert max_tensor_parallel("cuda:0", 4, facts(*gpus, numa_nodes=2)) == 1, "the engine has no ranks on GPUs yet"
-    monkeypatch.setattr(rank_check, "CUDA_RANKS", True)
     assert max_tensor_parallel("cuda:0", 4, facts(*gpus, numa_nodes=2)) == reported
 
 
@@ -54,58 +53,66 @@ def test_apple_gpu_is_not_divided() -> None:
     assert max_tensor_parallel("mps", 4, facts(numa_nodes=2)) == 1
 
 
-def refusal(ranks: int, device: str = "cpu", devices: tuple[int, ...] = ()) -> TensorParallelError:
-    with pytest.raises(TensorParallelError) as refused:
-        check_ranks(EngineOptions(device=device, tensor_parallel=ranks), devices)
-    return refused.value
+NODE = facts(A, A, A, B).devices
 
 
-def test_more_ranks_than_cpus_are_refused_with_the_largest_number() -> None:
-    check_ranks(EngineOptions(tensor_parallel=16), ())
-    error = refusal(17)
-    assert str(error) == "tensor_parallel is 17, but this node can run at most 16 ranks on its CPUs"
-    assert error.details == {
-        "tp_size": 17,
-        "max_tensor_parallel": 16,
-        "suggestion": "set tensor_parallel to at most 16",
+def devices_of(ranks: int, requested: Sequence[int] = (), device: str = "cuda:1") -> list[str]:
+    return devices_of_ranks(EngineOptions(device=device, tensor_parallel=ranks), requested, NODE)
+
+
+def test_ranks_run_on_the_first_devices_that_are_alike_or_on_the_requested_devices() -> None:
+    assert devices_of(2) == ["cuda:0", "cuda:1"]
+    assert devices_of(2, [2, 0]) == ["cuda:2", "cuda:0"]
+    assert devices_of(3) == ["cuda:0", "cuda:1", "cuda:2"]
+    options = EngineOptions(device="cuda:0", tensor_parallel=2)
+    assert devices_of_ranks(options, (), facts(B, A, A).devices) == ["cuda:1", "cuda:2"]
+
+
+def test_one_rank_and_ranks_on_cpus_run_on_the_device_of_the_options() -> None:
+    assert devices_of(1) == devices_of(1, [3]) == []
+    assert devices_of_ranks(EngineOptions(tensor_parallel=16), [0], []) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "requested", "device", "reason", "most"),
+    [
+        (5, [], "cuda:0", "the devices differ: 3 x A, 1 x B", 3),
+        (2, [0, 3], "cuda:0", "the devices differ: 1 x A, 1 x B", 1),
+        (2, [], "mps", "ranks run only on CPUs and CUDA devices", 1),
+        (17, [], "cpu", "this node can run at most 16 ranks on its CPUs", 16),
+    ],
+)
+def test_ranks_that_the_node_cannot_run_are_rejected(
+    ranks: int, requested: list[int], device: str, reason: str, most: int
+) -> None:
+    with pytest.raises(TensorParallelError) as rejected:
+        devices_of(ranks, requested, device)
+    assert str(rejected.value) == f"tensor_parallel is {ranks}, but {reason}"
+    assert rejected.value.details == {
+        "tp_size": ranks,
+        "max_tensor_parallel": most,
+        "suggestion": f"set tensor_parallel to at most {most}",
     }
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "mps"])
-def test_ranks_on_gpus_are_refused(device: str) -> None:
-    check_ranks(EngineOptions(device=device), (0,))
-    error = refusal(2, device)
-    assert str(error).endswith("this node can divide models only among CPU processes, not among GPUs")
-    assert error.details["max_tensor_parallel"] == 1
+def test_missing_devices_are_rejected() -> None:
+    with pytest.raises(TensorParallelError, match="the number of usable devices is 2"):
+        devices_of_ranks(EngineOptions(device="cuda:0", tensor_parallel=3), (), facts(A, A).devices)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "devices", "reason", "most"),
+    ("ranks", "requested", "problem"),
     [
-        (4, (), "the devices differ: 1 x A, 3 x B", 3),
-        (2, (0, 1), "the devices differ: 1 x A, 1 x B", 1),
-        (3, (1, 2), "the number of usable devices is 2", 2),
-        (2, (8, 9), "the number of usable devices is 0", 1),
+        (0, [], "tensor_parallel is 0, expected at least 1"),
+        (1, [0, 1], "the request names 2 devices, but tensor_parallel is 1"),
+        (2, [0], "the request names 1 devices, but tensor_parallel is 2"),
+        (2, [0, 7], "this node has no device cuda:7"),
+        (2, [1, 1], "the request names device 1 twice"),
     ],
 )
-def test_devices_that_differ_or_are_missing_are_refused(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, devices: tuple[int, ...], reason: str, most: int
-) -> None:
-    monkeypatch.setattr(rank_check, "CUDA_RANKS", True)
-    monkeypatch.setattr(rank_check, "discover", lambda: facts(A, B, B, B))
-    check_ranks(EngineOptions(device="cuda:1", tensor_parallel=3), (1, 2, 3))
-    error = refusal(ranks, "cuda:0", devices)
-    assert str(error) == f"tensor_parallel is {ranks}, but {reason}"
-    assert error.details["max_tensor_parallel"] == most
-
-
-@pytest.mark.parametrize(
-    ("ranks", "devices", "reason"),
-    [(0, (), "tensor_parallel is 0"), (1, (0, 1), "the request names 2 devices, but tensor_parallel is 1")],
-)
-def test_contradictory_request_is_an_error(ranks: int, devices: tuple[int, ...], reason: str) -> None:
-    with pytest.raises(HelexaError, match=reason):
-        check_ranks(EngineOptions(tensor_parallel=ranks), devices)
+def test_contradictory_request_is_an_error(ranks: int, requested: list[int], problem: str) -> None:
+    with pytest.raises(HelexaError, match=f"^{problem}$"):
+        devices_of(ranks, requested)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,15 @@ class DeviceError(HelexaError):
     """The requested device does not exist on this machine, or torch cannot use it."""
 
 
+class OutOfStepError(HelexaError):
+    """The ranks of an engine no longer compute the same step, because one of them failed in a step."""
+
+
 def is_device_fault(error: BaseException) -> bool:
-    """Return whether the device is unusable after `error`, so that the engine process must end."""
+    """Return whether the device, or the group of ranks, is unusable after `error`, so that the engine must end."""
     return any(
-        isinstance(link, torch.AcceleratorError) or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
+        isinstance(link, torch.AcceleratorError | OutOfStepError)
+        or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
         for link in _chain(error)
     )
 

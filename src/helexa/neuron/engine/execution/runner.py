@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.execution.buckets import buckets
-from helexa.neuron.engine.execution.device_errors import is_device_fault
+from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.step_buffers import StepBuffers
@@ -91,10 +91,8 @@ class Runner:
             step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
             after: handle of the previous step; None if `step` has no negative tokens.
         """
-        for processes in self._others:
-            processes.run(step)
         last = None if after is None or after.sampled is None else after.sampled.tokens
-        logits, sums, scores = self._advance(step, last)
+        logits, sums, scores = self._advance_all(step, last)
         if step.sampling is None:
             return StepInFlight(hidden=sums, scores=scores)
         logprobs = Logprobs(logits, step.sampling.logprobs)
@@ -106,6 +104,24 @@ class Runner:
     def follow(self, step: StepInput) -> None:
         """Compute a step of rank 0 in the process of another rank. Only rank 0 samples."""
         self._advance(step, None)
+
+    def _advance_all(
+        self, step: StepInput, last: Tensor | None
+    ) -> tuple[Tensor, dict[int, Readback], dict[int, ScoresReadback]]:
+        """Compute a step on all ranks, and return the results of `_advance` on this rank.
+
+        Raises:
+            OutOfStepError: this process, or the connection to another process, failed in a step of all processes.
+        """
+        if not self._others:
+            return self._advance(step, last)
+        try:
+            for processes in self._others:
+                processes.run(step)
+            return self._advance(step, last)
+        except Exception as error:  # the other processes wait for an exchange that this process has not reached
+            reason = str(error).partition("\n")[0]
+            raise OutOfStepError(f"rank 0 failed in a step of all ranks: {type(error).__name__}: {reason}") from error
 
     def _advance(
         self, step: StepInput, last: Tensor | None
@@ -127,9 +143,7 @@ class Runner:
 
         The step writes K and V of all rows to the KV cache.
         """
-        for processes in self._others:
-            processes.run(step)
-        return self._advance(step, None)[0]
+        return self._advance_all(step, None)[0]
 
     def close(self) -> None:
         """End the other processes that compute the model, if any."""
@@ -160,11 +174,10 @@ class Runner:
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 
-    @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Capture graphs for all buckets. The largest graph is captured first, because smaller graphs share its memory.
 
-        If a graph cannot be captured, all steps run without graphs.
+        If a rank cannot capture a graph, all steps run without graphs on all ranks.
 
         Args:
             on_progress: called before each capture with the number of captured graphs and the number of all graphs.
@@ -172,16 +185,41 @@ class Runner:
         sizes = sorted(self.buckets, reverse=True)
         for done, bucket in enumerate(sizes):
             on_progress(done, len(sizes))
-            try:
-                self.ops.capture(self._forward, self._buffers.load(StepInput.blank(bucket)))
-            except RuntimeError as error:
-                capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
-                if not capture_unsupported and is_device_fault(error):
-                    raise
-                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
-                self.buckets = []
-                self.ops.forget()
+            for processes in self._others:
+                processes.capture(bucket)
+            refusal = self.capture(bucket)
+            for processes in self._others:
+                refusal = processes.captured() or refusal
+            if refusal is not None:
+                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", refusal)
+                self.forget_graphs()
                 return
+
+    @torch.inference_mode()
+    def capture(self, bucket: Bucket) -> str | None:
+        """Capture the graph of a bucket on this rank. In a group, all ranks must capture the same buckets in turn.
+
+        Returns:
+            Why the graph cannot be captured; None if it was captured.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        try:
+            self.ops.capture(self._forward, self._buffers.load(StepInput.blank(bucket)))
+        except RuntimeError as error:
+            capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
+            if not capture_unsupported and is_device_fault(error):
+                raise
+            return str(error)
+        return None
+
+    def forget_graphs(self) -> None:
+        """Release all captured graphs, and compute later steps without graphs."""
+        for processes in self._others:
+            processes.forget_graphs()
+        self.buckets = []
+        self.ops.forget()
 
     def touch_caches(self) -> None:
         """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""

@@ -32,6 +32,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
+        devices: device of each rank, if the ranks run on several devices; the first one is `device`. Empty if all ranks
+            run on `device`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
         kernels: `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels.
             On a CPU, the GPU kernels run in Triton's interpreter, slowly.
@@ -74,6 +76,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: str = "cpu"
+    devices: list[str] = []
     dtype: str = "auto"
     kernels: Kernels = "auto"
     quant: str = ""
@@ -97,6 +100,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_mode: TensorParallelMode = "auto"
     pipeline_parallel: int = 1
     step_timing: StepTiming = "measured"
+
+    def device_of(self, rank: int) -> str:
+        """Return the device of rank number `rank`."""
+        return self.devices[rank] if self.devices else self.device
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,11 +249,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     """Engine -> server: the memory that a model needs. All sizes are in bytes. The server replies with a `MemoryGrant`.
 
+    The request of several ranks on CPUs is for all ranks together. The request of ranks on several devices is for each
+    of the devices.
+
     The engine sends the request after it has read the headers of the model's files, before it reads the weights. On a
     GPU, the engine sends a second request with measured sizes after the weights are loaded.
 
     Attributes:
-        free: free memory of the device.
+        device: the device whose memory is requested.
+        devices: the devices of all ranks, if there are several, each of which takes the requested memory.
+        free: free memory of the device. Of several devices, the least.
         limit: maximum memory of all models of the node together; 0 for no limit.
         held: memory that the engine process uses at the time of the request. The server subtracts it from later
             measurements to find how much of the grant is allocated.
@@ -282,6 +294,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     state: int
     sequences: int
     snapshots: int
+    devices: list[str] = []
 
     def pages_for(self, positions: int) -> int:
         """Return how many KV pages are needed for `positions` positions."""

@@ -14,7 +14,6 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
 from helexa.neuron.engine.loading.device import kernels_for, policy_for, rank_group, usable_device
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
-from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded, StageLayers
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.loader import Loader
@@ -25,7 +24,8 @@ from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
-_EXCHANGE_SECONDS = 60.0  # time limit of an exchange over gloo; the server's limit for steps is usually shorter
+_EXCHANGE_SECONDS = {"cpu": 60.0, "cuda": 600.0}
+"""Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter."""
 _LAYER = "model.layers."
 
 
@@ -44,7 +44,7 @@ class Build:
         self.path = path
         self.options = options
         self.stage: Stage = WHOLE_MODEL
-        self.device = usable_device(options.device)
+        self.device = usable_device(options.device_of(rank))
         self.checkpoint = open_checkpoint(path)
         try:
             self.model_type = str(self.checkpoint.config.get("model_type"))
@@ -88,12 +88,14 @@ class Build:
         return layers, rest
 
     def request(self) -> MemoryRequest:
-        """Return the memory request of all ranks of this host together."""
-        ranks = self.ops.ranks.count
+        """Return the memory request of this host: of all ranks together on CPUs, else of each device."""
         with self._invalid_configuration():
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self._config, self.ops, self.policy, self.stage
             )
+        if self.options.devices:  # rank 0 has the largest part
+            return memory_request(estimate, self.options, self.ops)
+        ranks = self.ops.ranks.count
         request = memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
         processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
         return msgspec.structs.replace(request, step=request.step + processes)
@@ -186,9 +188,7 @@ def load_part(
         loaded += other_ranks.wait_until_loaded()
         for rank, sizes in enumerate(loaded):
             _log.info("rank %d of %d: %.2f MiB of weights", rank, len(loaded), sizes.matrix_bytes / 2**20)
-        ops.connect(
-            exchange_for(ops, ops.ranks, other_ranks.memory_fd, other_ranks.rendezvous / "store", _EXCHANGE_SECONDS)
-        )
+        other_ranks.connect(ops, _EXCHANGE_SECONDS[build.device.type])
     return model, loaded
 
 
@@ -203,8 +203,6 @@ def _load_other_ranks(build: Build, other_ranks: RankProcesses, on_progress: Cal
             options=build.final_options,
             kernels=build.ops.name,
             rank=rank,
-            rendezvous=str(other_ranks.rendezvous / "store"),
-            step_seconds=_EXCHANGE_SECONDS,
             layers=layers,
         )
 

@@ -72,8 +72,8 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
     quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free_bytes = free_memory(ops.device)
-        free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes)
+        free_bytes = free_memory(ops.device, options)
+        free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes) * max(len(options.devices), 1)
         quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantised else ""
         _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
     policy = QuantPolicy(quant, layers)

@@ -12,11 +12,11 @@ import torch
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.model_facts import ModelFacts
-from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.build import Build, load_part
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
+from helexa.neuron.engine.loading.loaded_model import LoadedModel
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.pipeline.layer_division import divide_layers
@@ -110,18 +110,17 @@ def load_once(
             granted = stages.load(layers[1:], build.final_options, on_host_progress)
             grant = least_grant([(grant, request.state), *((stage.grant, stage.state) for stage in granted)])
         other_ranks = None if ranks == 1 else on_error.enter_context(closing(RankProcesses(ranks)))
-        model, loaded = load_part(build, other_ranks, on_own_progress)
+        decoder, loaded = load_part(build, other_ranks, on_own_progress)
         if stages is not None:
             loaded += stages.wait_until_loaded()
         on_progress(total, total)
+        others = [processes for processes in (other_ranks, stages) if processes is not None]
+        model = LoadedModel(decoder, build.ops, options, others)
         if build.device.type == "cuda" and stages is None:
-            request = measured_on_device(
-                model, build.ops, options, request, grant.sequences, lambda: on_progress(total, total)
-            )
+            request = measured_on_device(model, request, grant.sequences, lambda: on_progress(total, total))
             grant = ask(request)
-        others = [process for process in (other_ranks, stages) if process is not None]
-        runner, token_seconds = _start(build, model, request, grant, others)
-        runner.facts = _facts(build, model, request, grant, loaded, granted, token_seconds)
+        runner, token_seconds = _start(build, model, request, grant)
+        runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds)
         on_error.pop_all()
         return runner
 
@@ -139,17 +138,13 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
     return layers
 
 
-def _start(
-    build: Build, model: Decoder, request: MemoryRequest, grant: MemoryGrant, others: Sequence[OtherProcesses]
-) -> tuple[Runner, float]:
+def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
     """Allocate the caches of all processes, and check that the model computes finite logits.
 
     Returns:
         The runner, and the duration of a step with one token.
     """
-    for processes in others:
-        processes.allocate(request, grant)
-    runner = Runner(model, build.ops, build.options, request, grant, others)
+    runner = model.runner(request, grant)
     if build.options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
     start_time = time.perf_counter()
@@ -168,8 +163,9 @@ def _facts(
     granted: Sequence[StageGranted],
     token_seconds: float,
 ) -> ModelFacts:
-    page = request.page + sum(stage.page for stage in granted)
-    state = request.state + sum(stage.state for stage in granted)
+    devices = max(len(build.options.devices), 1)  # each of which has the granted memory
+    page = (request.page + sum(stage.page for stage in granted)) * devices
+    state = (request.state + sum(stage.state for stage in granted)) * devices
     if state:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state / 2**20, grant.snapshots)
     return ModelFacts(
@@ -185,7 +181,7 @@ def _facts(
         state_bytes=state,
         snapshots=grant.snapshots,
         max_sequences=grant.sequences,
-        memory_bytes=grant.total,
+        memory_bytes=grant.total * devices,
         quant=build.policy.quant,
         token_seconds=token_seconds,
     )

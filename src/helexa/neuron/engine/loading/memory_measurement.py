@@ -1,67 +1,49 @@
 """Measures the memory of a loaded model on a GPU, and returns a memory request with the measured sizes."""
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import msgspec
 import torch
 
-from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, MemoryGrant, MemoryRequest, SamplingParams
+from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
+from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
+from helexa.neuron.engine.loading.loaded_model import LoadedModel
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_input import StepInput
-from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.protocol import Ops
 
 _log = logging.getLogger("helexa.neuron.engine")
-_ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some of the allocator's free blocks
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # needs more memory than greedy sampling
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 """Prompt lengths that need other matmul kernels than the largest step, with settings for other sampling kernels."""
 
 
-def measured(
-    memory_request: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
-) -> MemoryRequest:
+def measured(memory_request: MemoryRequest, ranks: Collection[DeviceMemory], graphs: bool) -> MemoryRequest:
     """Return a copy of `memory_request` with measured sizes of the weights and the largest step.
 
     Args:
-        weights: bytes that are allocated for the loaded weights.
-        run: function that runs the largest steps one after the other.
+        ranks: the memory of each rank. The request is for the rank that needs the most memory, on the device with the
+            least free memory.
         graphs: whether decode steps will be captured as graphs. Graphs have their own memory, so the size of a step
             doubles.
-        cuda: module that provides memory statistics; normally `torch.cuda`.
     """
-    cuda.empty_cache()
-    cuda.reset_peak_memory_stats()
-    allocated_before = cuda.memory_allocated()
-    run()
-    cuda.synchronize()
-    step = int((cuda.max_memory_allocated() - allocated_before) * _ALLOWANCE)
-    cuda.empty_cache()
     return msgspec.structs.replace(
         memory_request,
-        free=cuda.mem_get_info()[0] + cuda.memory_reserved(),
-        weights=weights,
+        free=min(rank.free for rank in ranks),
+        weights=max(rank.weights for rank in ranks),
         loading=0,
-        step=step * (2 if graphs else 1),
+        step=max(rank.step for rank in ranks) * (2 if graphs else 1),
         page_step=0,
         position_step=0,
     )
 
 
 def measured_on_device(
-    model: Decoder,
-    ops: Ops,
-    options: EngineOptions,
-    memory_request: MemoryRequest,
-    sequences: int,
-    on_step: Callable[[], None] = lambda: None,
+    loaded: LoadedModel, memory_request: MemoryRequest, sequences: int, on_step: Callable[[], None] = lambda: None
 ) -> MemoryRequest:
     """Run the largest steps of a loaded model, and return its memory request with the measured sizes.
 
@@ -72,27 +54,25 @@ def measured_on_device(
         on_step: called after each step. The first run of a step compiles kernels and may take minutes.
     """
     weights = torch.cuda.memory_allocated()
-    tokens = min(options.max_step_tokens, memory_request.context)
+    tokens = min(loaded.options.max_step_tokens, memory_request.context)
     pages = max(memory_request.pages_for(tokens), memory_request.pages_for(min(memory_request.context, LEAST_CONTEXT)))
-    runner = Runner(
-        model, ops, options, memory_request, MemoryGrant(total=0, pages=pages, sequences=sequences, snapshots=0)
-    )
-
-    def run() -> None:
-        for step in largest(tokens, sequences):
-            runner.run(step)
-            on_step()
-
+    grant = MemoryGrant(total=0, pages=pages, sequences=sequences, snapshots=0)
+    runner = loaded.runner(memory_request, grant, measure=True)
+    memory = StepMemory(weights)
+    for step in largest(tokens, sequences):
+        runner.run(step)
+        on_step()
     graphs = bool(runner.buckets)
-    request = measured(memory_request, weights, run, graphs)
-    settings = model.settings  # the measured contexts are short, but long contexts need memory for more partial results
+    request = measured(memory_request, [memory.read(), *loaded.memory_of_others()], graphs)
+    ops, settings = loaded.ops, loaded.model.settings
+    # The measured contexts are short, but long contexts need memory for more partial results.
     partials = ops.partials_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
     request = msgspec.structs.replace(request, step=request.step + partials * (2 if graphs else 1))
     if ops.gathers:
         request = msgspec.structs.replace(
             request, page_step=memory_request.page_step, position_step=memory_request.position_step
         )
-    mebibytes = [size >> 20 for size in (weights, request.step, request.free)]
+    mebibytes = [size >> 20 for size in (request.weights, request.step, request.free)]
     _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
     return request
 

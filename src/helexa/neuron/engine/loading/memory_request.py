@@ -1,12 +1,15 @@
 """Builds the memory request of a model from its memory estimate and the engine's options."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from helexa.core.fleet import DeviceHealth
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
+from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
@@ -27,7 +30,7 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
     four sequences of full context length, and a GPU engine requests as many pages as fit into the free memory. If the
     options set no size, `MemoryRequest.share` limits the KV cache to a fraction of the memory.
     """
-    free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
+    free, limit = free_memory(ops.device, options), options.memory_limit_mb * 2**20
     available = usable_memory(ops.device, options)
     context = min(options.context_length or estimate.context, estimate.context)
     cuda = ops.device.type == "cuda"
@@ -62,6 +65,7 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
         state=estimate.state,
         sequences=options.max_sequences,
         snapshots=snapshots,
+        devices=options.devices,
     )
 
 
@@ -79,14 +83,28 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
     )
 
 
-def free_memory(device: torch.device) -> int:
-    """Return the free memory of a device in bytes."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
+def free_memory(device: torch.device, options: EngineOptions) -> int:
+    """Return the free memory of a device in bytes. If the ranks run on several devices, return the least of them."""
+    if device.type != "cuda":
+        return host_memory()[0]
+    return least_free(torch.cuda.mem_get_info(device)[0], options.devices, device_health() if options.devices else [])
+
+
+def least_free(own: int, devices: Sequence[str], readings: Sequence[DeviceHealth]) -> int:
+    """Return the least free memory of this process's device and of `devices`, in bytes.
+
+    Args:
+        own: free memory of this process's device.
+        readings: memory use of the devices that respond. The driver is asked instead of torch, because torch would take
+            memory on each device.
+    """
+    others = (reading.vram_free_mb << 20 for reading in readings if f"cuda:{reading.index}" in devices)
+    return min([own, *others])
 
 
 def usable_memory(device: torch.device, options: EngineOptions) -> int:
-    """Return the free memory of a device in bytes, at most the limit in the options."""
-    free = free_memory(device)
+    """Return the free memory of a device in bytes (see `free_memory`), at most the limit in the options."""
+    free = free_memory(device, options)
     return min(free, options.memory_limit_mb * 2**20 or free)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden
@@ -38,6 +39,7 @@ from helexa.neuron.engine.ranks.messages import (
 from helexa.neuron.engine.ranks.rank_processes import end_engine
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step
+from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -158,16 +160,29 @@ class RemoteStages:
         """
         return self._replies(RankLoaded)
 
-    def allocate(self, request: MemoryRequest, grant: MemoryGrant) -> None:
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
         """Make all stages allocate KV caches and buffers of the granted sizes, and wait until they have done so.
 
-        `request` is ignored, because each stage has its own memory request.
+        `request` is ignored, because each stage has its own memory request. Stages do not measure memory.
 
         Raises:
             HelexaError: a stage cannot allocate the memory.
         """
         self._send_all(AllocateStage(grant))
         self._replies(RankAllocated)
+
+    def measured_memory(self) -> list[DeviceMemory]:
+        """Return an empty list, because stages do not measure memory."""
+        return []
+
+    def capture(self, bucket: Bucket) -> None:
+        """Do nothing, because steps of a pipeline run without graphs."""
+
+    def captured(self) -> str | None:
+        """Return None, because steps of a pipeline run without graphs."""
+
+    def forget_graphs(self) -> None:
+        """Do nothing, because steps of a pipeline run without graphs."""
 
     def run(self, step: StepInput) -> None:
         """Send the input of a step to all stages. The stages compute it as soon as they receive hidden states."""

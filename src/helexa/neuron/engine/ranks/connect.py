@@ -11,9 +11,9 @@ from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 
 
 def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:
-    """Return the exchange for these kernels: shared memory for native kernels, else gloo.
+    """Return the exchange for these kernels: shared memory for native kernels, else NCCL on CUDA devices, else gloo.
 
-    Waits until all ranks have called this function, if the exchange is gloo.
+    Waits until all ranks have called this function, if the exchange is NCCL or gloo.
 
     Args:
         memory_fd: descriptor from `SharedMemory.create`.
@@ -22,4 +22,4 @@ def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, s
     """
     if isinstance(ops, NativeOps):
         return SharedMemory(memory_fd, group.rank)
-    return Distributed(group, rendezvous, seconds)
+    return Distributed(group, rendezvous, seconds, ops.device)

@@ -5,7 +5,9 @@ from typing import Literal
 
 import msgspec
 
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.ops.batch import Bucket
 
 RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]
 
@@ -25,8 +27,6 @@ class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
         options: options of the engine; `quant` is the format that rank 0 chose.
         kernels: name of the kernels of rank 0 (see `Ops.name`). The rank must have the same kernels.
         rank: number of the rank, from 1.
-        rendezvous: path of the file at which ranks without shared memory meet.
-        step_seconds: time limit of one exchange between ranks without shared memory.
         layers: the decoder layers of this host; None for all layers.
     """
 
@@ -34,9 +34,19 @@ class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     options: EngineOptions
     kernels: str
     rank: int
-    rendezvous: str
-    step_seconds: float
     layers: StageLayers | None = None
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """Rank 0 -> rank, when all ranks have loaded their weights: connect to the other ranks.
+
+    Attributes:
+        rendezvous: path of the file at which ranks without shared memory meet.
+        seconds: time limit of the connection, and of one exchange, between ranks without shared memory.
+    """
+
+    rendezvous: str
+    seconds: float
 
 
 class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
@@ -45,11 +55,27 @@ class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
     The new runner replaces an earlier runner, whose memory is released first.
 
     Attributes:
-        request, grant: memory request and grant of the whole engine, from which the runner takes sizes.
+        request, grant: memory request and grant, from which the runner takes sizes.
+        measure: whether the rank measures the memory of the following steps, until `ReportMemory` arrives.
     """
 
     request: MemoryRequest
     grant: MemoryGrant
+    measure: bool = False
+
+
+class ReportMemory(msgspec.Struct, frozen=True, tag="report_memory"):
+    """Rank 0 -> rank: end the measurement of steps. The rank replies with `RankMemory`."""
+
+
+class CaptureGraph(msgspec.Struct, frozen=True, tag="capture"):
+    """Rank 0 -> rank: capture the graph of a bucket (batch size). The rank replies with `RankCaptured`."""
+
+    bucket: Bucket
+
+
+class ForgetGraphs(msgspec.Struct, frozen=True, tag="forget"):
+    """Rank 0 -> rank: release all captured graphs, because a rank could not capture a graph."""
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="step"):
@@ -98,15 +124,34 @@ class RankAllocated(msgspec.Struct, frozen=True, tag="allocated"):
     """Rank -> rank 0: the rank has built the runner that `Allocate` describes."""
 
 
+class RankMemory(msgspec.Struct, frozen=True, tag="memory"):
+    """Rank -> rank 0: the memory that the rank has measured."""
+
+    memory: DeviceMemory
+
+
+class RankCaptured(msgspec.Struct, frozen=True, tag="captured"):
+    """Rank -> rank 0: the rank has tried to capture a graph.
+
+    Attributes:
+        refusal: why the graph cannot be captured; empty if it was captured.
+    """
+
+    refusal: str = ""
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Rank -> rank 0, instead of another reply: the rank cannot do what rank 0 sent. Rank 0 then ends the rank."""
+    """Rank -> rank 0, instead of another reply: the rank cannot execute a message. Rank 0 then ends the rank."""
 
     kind: RankErrorKind
     message: str
 
 
-ToRank = LoadRank | Allocate | RunStep | ClearPages | TouchCaches
-FromRank = RankProgress | RankLoaded | RankAllocated | RankFailed
+Request = Allocate | ReportMemory | CaptureGraph
+"""The messages to which a rank that has loaded its weights replies."""
+
+ToRank = LoadRank | Connect | Request | RunStep | ForgetGraphs | ClearPages | TouchCaches
+FromRank = RankProgress | RankLoaded | RankAllocated | RankMemory | RankCaptured | RankFailed
 
 
 def digest_of(data: bytes) -> bytes:

@@ -16,18 +16,26 @@ from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
+from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
     Allocate,
+    CaptureGraph,
     ClearPages,
+    Connect,
+    ForgetGraphs,
     FromRank,
     LoadRank,
     RankAllocated,
+    RankCaptured,
     RankFailed,
     RankLoaded,
+    RankMemory,
     RankProgress,
+    ReportMemory,
     RunStep,
     ToRank,
     TouchCaches,
@@ -35,6 +43,8 @@ from helexa.neuron.engine.ranks.messages import (
 )
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step
+from helexa.neuron.ops.batch import Bucket
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 from helexa.neuron.processes import heartbeat
 
@@ -73,7 +83,7 @@ class RankProcesses:
     """
 
     def __init__(self, count: int, on_end: Callable[[str], None] = end_engine) -> None:
-        self.rendezvous = Path(tempfile.mkdtemp(prefix="helexa-ranks-"))
+        self._rendezvous = Path(tempfile.mkdtemp(prefix="helexa-ranks-"))
         self._on_end = on_end
         self._closing = False
         self._steps = 0
@@ -83,7 +93,7 @@ class RankProcesses:
         self._replies: dict[int, FromRank] = {}
         self._on_progress: Callable[[int, int], None] = lambda rank, done: None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.memory_fd = SharedMemory.create()
+        self._memory_fd = SharedMemory.create()
         try:
             for rank in range(1, count):
                 self._start(rank)
@@ -123,16 +133,52 @@ class RankProcesses:
         """
         return self._wait(RankLoaded)
 
-    def allocate(self, request: MemoryRequest, grant: MemoryGrant) -> None:
+    def connect(self, ops: Ops, seconds: float) -> None:
+        """Connect all ranks, including rank 0, so that they can exchange results.
+
+        Args:
+            ops: the kernels of rank 0.
+            seconds: time limit of the connection, and of one exchange, between ranks without shared memory.
+        """
+        rendezvous = self._rendezvous / "store"
+        self._send_all(Connect(str(rendezvous), seconds))
+        ops.connect(exchange_for(ops, ops.ranks, self._memory_fd, rendezvous, seconds))
+
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
         """Make all ranks build a runner with the granted sizes, and wait until they have built it.
+
+        Args:
+            measure: whether the ranks measure the memory of the following steps, until `measured_memory` is called.
 
         Raises:
             DeviceError, MemoryError, HelexaError: a rank cannot allocate the memory.
         """
-        self._send_all(Allocate(request, grant))
+        self._send_all(Allocate(request, grant, measure))
         self._wait(RankAllocated)
         # All ranks are connected now. A killed engine leaves no rendezvous file.
-        shutil.rmtree(self.rendezvous, ignore_errors=True)
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
+
+    def measured_memory(self) -> list[DeviceMemory]:
+        """Return the memory that the ranks after rank 0 have measured since `allocate`."""
+        self._send_all(ReportMemory())
+        return [reply.memory for reply in self._wait(RankMemory)]
+
+    def capture(self, bucket: Bucket) -> None:
+        """Make all ranks capture the graph of a bucket (batch size), without waiting (see `captured`)."""
+        self._send_all(CaptureGraph(bucket))
+
+    def captured(self) -> str | None:
+        """Wait until all ranks have tried to capture a graph. Return why a rank cannot; None if all ranks have.
+
+        Raises:
+            DeviceError, MemoryError, HelexaError: the device of a rank failed.
+        """
+        replies = enumerate(self._wait(RankCaptured), start=1)
+        return next((f"rank {rank}: {reply.refusal}" for rank, reply in replies if reply.refusal), None)
+
+    def forget_graphs(self) -> None:
+        """Make all ranks release their captured graphs."""
+        self._send_all(ForgetGraphs())
 
     def run(self, step: StepInput) -> None:
         """Send a step to all ranks, which compute it without sampling."""
@@ -163,8 +209,8 @@ class RankProcesses:
             assert process.stdin is not None
             process.stdin.close()
         self._selector.close()
-        os.close(self.memory_fd)
-        shutil.rmtree(self.rendezvous, ignore_errors=True)
+        os.close(self._memory_fd)
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def _start(self, rank: int) -> None:
         own_end, rank_end = socket.socketpair()
@@ -172,12 +218,12 @@ class RankProcesses:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "helexa.neuron.engine.rank_process"),
-                    *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self.memory_fd)),
+                    *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self._memory_fd)),
                 ],
                 stdin=subprocess.PIPE,  # the parent-death watch
                 stdout=subprocess.DEVNULL,
                 env=ENVIRONMENT | os.environ,
-                pass_fds=(rank_end.fileno(), self.memory_fd),
+                pass_fds=(rank_end.fileno(), self._memory_fd),
             )
         self._processes.append(process)
         self._connections.append(own_end)

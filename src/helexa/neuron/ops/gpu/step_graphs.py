@@ -46,7 +46,12 @@ class CudaCapture:
         del first
         graph = torch.cuda.CUDAGraph()
         # If a capture fails, `torch.cuda.graph` leaves its stream current. `torch.cuda.stream` restores the old stream.
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self._pool):
+        # The capture is limited to this thread, because a thread of NCCL queries events, which would invalidate a
+        # capture of all threads.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             result.copy_(function())
         self._pool = graph.pool()
 

@@ -22,6 +22,10 @@ class Exchange(Protocol):
         """Time that this rank has spent in exchanges so far, in seconds."""
         ...
 
+    def stack(self, x: Tensor) -> Tensor:
+        """Return the tensors x [T, N] of all ranks, [ranks, T, N]."""
+        ...
+
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`] (see `Ops.gather`)."""
         ...

@@ -45,6 +45,10 @@ class SharedMemory:
         os.ftruncate(fd, _SIZE)
         return fd
 
+    def stack(self, x: Tensor) -> Tensor:
+        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        raise NotImplementedError
+
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Raise NotImplementedError: the native kernels exchange results themselves."""
         raise NotImplementedError
