@@ -22,21 +22,37 @@ _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
     """Configure Python's logging to write to stderr.
 
-    The environment variable `HELEXA_LOG` overrides `level`. The variable `HELEXA_LOG_FORMAT` overrides
-    `default_format`.
+    The environment variable `HELEXA_LOG` overrides `level`, and can set the levels of single loggers, as in
+    `info,helexa.cortex.fleet=debug`. The variable `HELEXA_LOG_FORMAT` overrides `default_format`.
 
     Raises:
-        ConfigError: the level or format is unknown.
+        ConfigError: a level or the format is unknown.
     """
-    level = environ.get("HELEXA_LOG", level).upper()
-    if level not in logging.getLevelNamesMapping():
-        raise ConfigError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
+    root, levels = _levels(environ.get("HELEXA_LOG", ""), level)
     log_format = environ.get("HELEXA_LOG_FORMAT", default_format)
     if log_format not in get_args(LogFormat):
         raise ConfigError(f"HELEXA_LOG_FORMAT is '{log_format}', expected one of {', '.join(get_args(LogFormat))}")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=root, handlers=[handler], force=True)
+    for name, logger_level in levels.items():
+        logging.getLogger(name).setLevel(logger_level)
+
+
+def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
+    """Parse the value of `HELEXA_LOG`. Return the level of all loggers, and the levels of single loggers by name."""
+    root, levels = default.upper(), dict[str, str]()
+    known = logging.getLevelNamesMapping()
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, level = entry.rpartition("=")
+        if level.upper() not in known:
+            wrong = f"{name}={level.upper()}".lstrip("=")
+            raise ConfigError(f"HELEXA_LOG is '{wrong}', expected one of {', '.join(known)}")
+        if name:
+            levels[name.strip()] = level.upper()
+        else:
+            root = level.upper()
+    return root, levels
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:

@@ -29,6 +29,8 @@ class GatewaySection(config.Section):
             limit on open files is too low.
         max_connections_per_address: maximum number of connections of one client address. None means half of the maximum
             number of connections.
+        drain_secs: at SIGTERM, longest wait in seconds for running requests to end. The gateway rejects new requests
+            during this time.
         poll_interval_secs: seconds between two polls of a node.
         load_timeout_secs: a model load fails after this time without progress.
         load_wait_secs: longest time that a request waits for its model to load.
@@ -46,6 +48,7 @@ class GatewaySection(config.Section):
     max_body_memory_mb: int | None = Field(default=None, ge=1)
     max_connections: int = Field(default=MAX_CONNECTIONS, ge=1)
     max_connections_per_address: int | None = Field(default=None, ge=1)
+    drain_secs: float = Field(default=5.0, ge=0)
     poll_interval_secs: float = Field(default=10.0, gt=0)
     load_timeout_secs: float = Field(default=1800.0, gt=0)
     load_wait_secs: float = Field(default=600.0, gt=0)

@@ -34,6 +34,7 @@ from helexa.cortex.upstream.client import KEEPALIVE_SECS, MAX_IDLE, Upstream
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import descriptor_limit
+from helexa.http.drain import Drain
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 
@@ -45,6 +46,7 @@ class Gateway:
         config: the current configuration.
         catalogue: the current model catalogue.
         bodies: the memory limit for all concurrent request bodies, which the API's listener enforces.
+        drain: the running requests, which a shutdown waits for.
         observers: functions that are called with every finished request.
     """
 
@@ -75,6 +77,7 @@ class Gateway:
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
         )
         self.rate_limiter = RateLimiter()
+        self.drain = Drain()
         self.bodies = BodyBudget(config.gateway.body_memory_bytes)
         self.authenticator = Authenticator(config.entitlements.require_auth, static_keys(config.entitlements))
         self.keyring = Keyring(KeyStore(database), self.authenticator)

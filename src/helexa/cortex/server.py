@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from helexa.core.address import Address
 from helexa.core.catalogue import Catalogue
+from helexa.core.logs import tell
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.gateway import METRICS_CONNECTIONS
+from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.observability.metrics import Metrics, create_metrics_app
 from helexa.http.descriptor_limit import raise_descriptor_limit
-from helexa.http.listener import Listener, bind, collect_seldom, stop_on_signals
+from helexa.http.listener import Listener, bind, collect_seldom, on_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,8 @@ log = logging.getLogger(__name__)
 async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = None) -> None:
     """Run the API and metrics listeners until SIGINT or SIGTERM.
 
-    Streams that are still open one second after the signal are ended.
+    After the signal, the gateway rejects new requests and waits `drain_secs` seconds for running requests. Then it ends
+    the requests that still run. A second signal ends them at once.
 
     Args:
         config: the configuration.
@@ -43,7 +46,7 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
                 Listener(create_app(running_gateway), limits=limits, bodies=running_gateway.bodies),
                 Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS),
             ]
-            stop_on_signals(*listeners)
+            on_stop_signals(Shutdown(running_gateway, listeners).signal)
             collect_seldom()
             if not config.neurons:
                 log.warning("no [[neurons]] configured: every request will be rejected")
@@ -53,3 +56,35 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
             await asyncio.gather(
                 *(listener.serve(sock) for listener, sock in zip(listeners, (api, scrape), strict=True))
             )
+
+
+class Shutdown:
+    """Ends a gateway's listeners after its running requests.
+
+    Args:
+        gateway: the running gateway.
+        listeners: the listeners to shut down.
+    """
+
+    def __init__(self, gateway: Gateway, listeners: Sequence[Listener]) -> None:
+        self._gateway = gateway
+        self._listeners = listeners
+        self._draining: asyncio.Task[None] | None = None
+
+    def signal(self) -> None:
+        """Begin the drain at the first signal, and end the listeners at the second signal."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._end()
+
+    async def _drain(self) -> None:
+        secs = self._gateway.config.gateway.drain_secs
+        tell(log, logging.INFO, "draining", drain_secs=secs)
+        if left := await self._gateway.drain.run(secs):
+            tell(log, logging.WARNING, "drain timed out", drain_secs=secs, requests=left)
+        self._end()
+
+    def _end(self) -> None:
+        for listener in self._listeners:
+            listener.should_exit = True

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.types import ASGIApp
@@ -37,7 +38,7 @@ class AddressInUseError(HelexaError):
 class Listener:
     """Serves an ASGI application until `should_exit` is set.
 
-    It installs no signal handlers. See `stop_on_signals`.
+    It installs no signal handlers. See `on_stop_signals`.
 
     Args:
         app: the ASGI application.
@@ -162,14 +163,14 @@ def collect_seldom() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def stop_on_signals(*listeners: Listener) -> None:
-    """Shut the listeners down at SIGINT or SIGTERM. Must be called in a running event loop."""
-
-    def stop() -> None:
-        for listener in listeners:
-            listener.should_exit = True
-
+def on_stop_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` at each SIGINT and SIGTERM. Must be called in a running event loop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # some event loops have no signal handlers
             loop.add_signal_handler(number, stop)
+
+
+def stop_on_signals(listener: Listener) -> None:
+    """Shut the listener down at SIGINT or SIGTERM. Must be called in a running event loop."""
+    on_stop_signals(lambda: setattr(listener, "should_exit", True))

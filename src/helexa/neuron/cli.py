@@ -87,6 +87,7 @@ def serve(
     from helexa.core.source import ModelSource
     from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
     from helexa.neuron.processes import heap
+    from helexa.neuron.requests import prompt_log
     from helexa.neuron.server.access import exposure
     from helexa.neuron.server.app import NodeServer, create_app
 
@@ -103,6 +104,8 @@ def serve(
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))
     logs.configure(log_format or settings.log.format, settings.log.level)
+    if settings.log.prompts:
+        prompt_log.enable()
     log_unknown_variables()
     _prepare_engines(settings)
     group = _group_settings(settings, hosts)
@@ -122,7 +125,7 @@ def serve(
     log.info("listening on http://%s:%d", settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
-    NodeServer(create_app(settings, group=membership)).run(listener)
+    NodeServer(create_app(settings, group=membership), settings.drain_secs).run(listener)
 
 
 @app.command

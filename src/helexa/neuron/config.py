@@ -71,10 +71,12 @@ class LogConfig(Section):
     Attributes:
         level: lowest severity that is logged. With `debug`, the polling requests of gateways are logged as well.
         format: `text` for plain lines, `json` for JSON objects.
+        prompts: whether to log the text of all prompts, after the chat template. Prompts are private data of clients.
     """
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
     format: LogFormat = "text"
+    prompts: bool = False
 
 
 class SourceConfig(Section):
@@ -281,18 +283,21 @@ class NeuronConfig(Section):
 
     Attributes:
         host: address to listen on.
-        api_key: key that every request except `GET /health` must have in the header `Authorization: Bearer KEY`. By
-            default, no key is required.
+        api_key: key that every request except `GET /health` and `GET /health/ready` must have in the header
+            `Authorization: Bearer KEY`. By default, no key is required.
         allowed_hosts: additional names that requests may have in the `Host` header. IP addresses, localhost, the
             machine's name and `host` are always permitted. The check prevents attacks by DNS rebinding. Without
             `api_key`, the node checks all requests if `host` is a loopback address, else only requests from browsers.
             With `api_key`, it checks none.
+        drain_secs: at SIGTERM, longest wait in seconds for running requests to end. The node rejects new requests
+            during this time.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=13131, ge=1, le=65535)
     api_key: SecretStr | None = Field(default=None, min_length=1)
     allowed_hosts: list[str] = Field(default_factory=list[str])
+    drain_secs: float = Field(default=5.0, ge=0)
     default_models: list[DefaultModel] = Field(default_factory=list[DefaultModel])
     harnesses: list[HarnessEntry] = Field(default_factory=lambda: [HarnessEntry(name="torch")])
     harness: HarnessTables = Field(default_factory=HarnessTables)

@@ -157,6 +157,7 @@ async def test_without_the_key_only_health_is_served(tmp_path: Path) -> None:
                 async with node.session.get(node.url + path, headers=headers) as response:
                     assert response.status == 401
             assert (await node.get("/health"))[0] == 200
+            assert (await node.get("/health/ready"))[0] == 200
         key = {"authorization": "Bearer secret-1"}
         source = f"file:{make_model(tmp_path)}"
         assert (await node.post("/models/load", {"model_id": "org/tiny", "source": source}, **key))[0] == 200

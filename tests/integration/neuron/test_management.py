@@ -184,10 +184,13 @@ async def test_node_responds_while_default_models_load(tmp_path: Path):
         _, health = await node.get("/health")
         assert health["activation"]["state"] == "pre_warming"
         assert health["activation"]["in_progress"] == "org/slow"
+        code, readiness = await node.get("/health/ready")
+        assert (code, readiness["components"]["models"]["ready"]) == (503, False)
         release(slow)
         while health["activation"]["state"] != "ready":
             _, health = await node.get("/health")
         assert health["activation"]["completed"] == ["org/slow"]
+        assert (await node.get("/health/ready"))[0] == 200
 
 
 async def test_stop_ends_the_load_of_a_default_model(tmp_path: Path):
@@ -270,10 +273,9 @@ async def node_with_an_endless_stream(
         "import socket, sys\n"
         "from helexa.neuron.server import app\n"
         "from helexa.neuron.config import read_config\n"
-        "app._DRAIN_SECONDS = 1\n"
         "listener = socket.socket(fileno=int(sys.argv[1]))\n"
         "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
-        "app.NodeServer(node).run(listener)\n"
+        "app.NodeServer(node, drain_secs=1).run(listener)\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -295,6 +297,8 @@ async def test_endless_stream_is_ended_when_the_node_stops(tmp_path: Path):
         while (refused := await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
             pass
         assert (refused[0], refused[1]["error"]["code"]) == (503, "shutting_down")
+        code, readiness = await node.get("/health/ready")
+        assert (code, readiness["components"]["node"]["ready"]) == (503, False)
         rest = await response.content.read()
     assert b"shutting down" in rest
     assert rest.endswith(b"data: [DONE]\n\n")

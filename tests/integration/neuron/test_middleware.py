@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helexa.neuron.requests import prompt_log
 from neuron.fake_models import make_model
 from neuron.running_node import Node, running
 
@@ -75,6 +76,21 @@ async def test_engine_log_lines_keep_their_level(node: Node, tmp_path: Path, cap
     assert logged == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+async def test_prompts_are_logged_only_if_enabled(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    logger = logging.getLogger("helexa.neuron.prompts")
+    monkeypatch.setattr(logger, "disabled", True)
+    if enabled:
+        prompt_log.enable()
+    caplog.set_level(logging.DEBUG)
+    await node.load(make_model(tmp_path))
+    await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]})
+    prompts = [record.getMessage() for record in caplog.records if record.name == logger.name]
+    assert [line.partition(" text=")[0] for line in prompts[-1:]] == (["prompt model=org/tiny tokens=2"] * enabled)
+
+
 async def test_polling_requests_are_logged_at_debug_level(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.get("/health")
@@ -101,8 +117,12 @@ async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
         'neuron_model_up{model="org/tiny"} 1.0',
         'neuron_model_kv_pages{model="org/tiny"} 100.0',
         'neuron_model_kv_pages_free{model="org/tiny"} 90.0',
+        'neuron_model_kv_usage_ratio{model="org/tiny"} 0.1',
     ):
         assert line in text.splitlines(), line
+    budget_mib = await sample(node, 'neuron_model_kv_budget_mib{model="org/tiny"}')
+    assert await sample(node, 'neuron_model_kv_budget_bytes{model="org/tiny"}') == budget_mib * 2**20 > 0
+    assert await sample(node, "process_resident_memory_bytes") > 0
     assert await sample(node, "neuron_memory_total_bytes") > await sample(node, "neuron_memory_free_bytes") > 0
 
 

@@ -71,6 +71,7 @@ def test_traceback_stays_on_one_json_line() -> None:
 def test_invalid_log_variable_is_named_in_the_error() -> None:
     for environ, message in (
         ({"HELEXA_LOG": "loud"}, "HELEXA_LOG is 'LOUD'"),
+        ({"HELEXA_LOG": "info,helexa.core=loud"}, "HELEXA_LOG is 'helexa.core=LOUD'"),
         ({"HELEXA_LOG_FORMAT": "x"}, "text, json"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -85,3 +86,26 @@ def test_environment_overrides_the_arguments() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(run.stderr)["message"] == "b"
+
+
+def test_environment_sets_levels_of_single_loggers() -> None:
+    script = (
+        "import logging; from helexa.core.logs import configure\n"
+        "configure('text', 'INFO', {'HELEXA_LOG': 'warning, helexa.cortex=debug,helexa.cortex.fleet=error'})\n"
+        "for name in ('helexa.core', 'helexa.cortex.app', 'helexa.cortex.fleet.poller'):\n"
+        "    print(name, logging.getLogger(name).getEffectiveLevel())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [
+        "helexa.core", "30", "helexa.cortex.app", "10", "helexa.cortex.fleet.poller", "40"
+    ]  # fmt: skip
+
+
+def test_environment_without_a_global_level_keeps_the_configured_level() -> None:
+    script = (
+        "import logging; from helexa.core.logs import configure\n"
+        "configure('text', 'error', {'HELEXA_LOG': 'helexa.cortex=debug'})\n"
+        "print(logging.getLogger().level, logging.getLogger('helexa.cortex').level)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["40", "10"]

@@ -111,7 +111,10 @@ async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> Non
 
 async def test_sigterm_ends_streams_with_an_error_and_exits_with_code_0(config: Path, node: FakeNode) -> None:
     node.speak = fake_node.never_end
-    async with serving(config) as (process, url, _), aiohttp.ClientSession() as client:
+    async with (
+        serving(config, CORTEX_GATEWAY__DRAIN_SECS="0.1") as (process, url, _),
+        aiohttp.ClientSession() as client,
+    ):
         await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
             await response.content.readuntil(b"\n\n")
@@ -122,6 +125,42 @@ async def test_sigterm_ends_streams_with_an_error_and_exits_with_code_0(config: 
         assert await process.wait() == 0
         assert process.stderr is not None
         assert b"Traceback" not in await process.stderr.read()
+    await eventually(lambda: node.speaking == 0)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+async def test_drain_finishes_running_streams_unless_a_second_signal_ends_them(
+    config: Path, node: FakeNode, finishes: bool
+) -> None:
+    node.speak = fake_node.never_end
+    async with (
+        serving(config, CORTEX_GATEWAY__DRAIN_SECS="200") as (process, url, _),
+        aiohttp.ClientSession() as client,
+    ):
+        await eventually(lambda: is_ok(client, url))
+
+        async def readiness() -> tuple[int, bool]:
+            async with client.get(f"{url}/health/ready") as response:
+                return response.status, (await response.json())["components"]["gateway"]["ready"]
+
+        async def is_draining() -> bool:
+            return await readiness() == (503, False)
+
+        assert await readiness() == (200, True)
+        async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
+            await response.content.readuntil(b"\n\n")
+            process.send_signal(signal.SIGTERM)
+            await eventually(is_draining)
+            async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as rejected:
+                code = (await rejected.json())["error"]["code"]
+                assert (rejected.status, code, rejected.headers["retry-after"]) == (503, "shutting_down", "15")
+            if finishes:
+                node.go_on.set()
+            else:
+                process.send_signal(signal.SIGTERM)
+            rest = await response.read()
+        assert (b"shutting_down" in rest) is not finishes
+        assert await process.wait() == 0
     await eventually(lambda: node.speaking == 0)
 
 

@@ -30,6 +30,9 @@ async def test_scrape_reports_the_nodes_load_and_devices(node: FakeNode) -> None
         ("cortex_model_rejections_total", 'model="Org/M",node="n1",reason="queue_full"'): 4.0,
         ("cortex_model_rejections_total", 'model="Org/M",node="n1",reason="anon_yield"'): 5.0,
         ("cortex_device_vram_free_mb", 'device="1",node="n1"'): 100.0,
+        ("cortex_device_memory_free_bytes", 'device="1",node="n1"'): 100.0 * 2**20,
+        ("cortex_device_utilization_ratio", 'device="1",node="n1"'): 0.5,
+        ("cortex_device_temperature_celsius", 'device="1",node="n1"'): 60.0,
         ("cortex_device_temp_c", 'device="1",node="n1"'): 60.0,
         ("cortex_node_up", 'node="n1"'): 1.0,
     }

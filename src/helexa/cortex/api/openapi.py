@@ -391,7 +391,7 @@ OPERATIONS = (
         "getReadiness",
         "get",
         "/health/ready",
-        "Report whether the gateway can serve requests: the ledger is writable, and a node is healthy",
+        "Report whether the gateway can serve requests: no shutdown, the ledger is writable, and a node is healthy",
         "Readiness",
         unready=True,
         security="public",

@@ -220,7 +220,9 @@ _HANDWRITTEN: dict[str, Schema] = {
     "Readiness": record(
         {
             "ready": BOOLEAN,
-            "components": record({name: record({"ready": BOOLEAN}, reason=STRING) for name in ("ledger", "nodes")}),
+            "components": record(
+                {name: record({"ready": BOOLEAN}, reason=STRING) for name in ("gateway", "ledger", "nodes")}
+            ),
         }
     ),
     "Node": record(

@@ -19,12 +19,16 @@ _MODEL_GAUGES = {
     "tok_s_prefill": "Recent prompt tokens per second",
     "tok_s_decode": "Recent completion tokens per second",
 }
-_DEVICE_GAUGES = {
-    "vram_used_mb": "Used memory, MiB",
-    "vram_free_mb": "Free memory, MiB",
-    "utilization_pct": "Utilization, percent",
-    "temp_c": "Temperature, degrees Celsius",
-}
+_DEVICE_GAUGES = (  # name, help text, field of the node's health report, factor from the field's unit
+    ("memory_used_bytes", "Used memory", "vram_used_mb", 1 << 20),
+    ("memory_free_bytes", "Free memory", "vram_free_mb", 1 << 20),
+    ("utilization_ratio", "Utilization, 0 to 1", "utilization_pct", 0.01),
+    ("temperature_celsius", "Temperature in degrees Celsius", "temp_c", 1),
+    ("vram_used_mb", "Former name of cortex_device_memory_used_bytes, in MiB", "vram_used_mb", 1),
+    ("vram_free_mb", "Former name of cortex_device_memory_free_bytes, in MiB", "vram_free_mb", 1),
+    ("utilization_pct", "Former name of cortex_device_utilization_ratio, in percent", "utilization_pct", 1),
+    ("temp_c", "Former name of cortex_device_temperature_celsius", "temp_c", 1),
+)
 _REJECTIONS = {
     "queue_full": "rejected_queue_full",
     "wait_timeout": "rejected_timeout",
@@ -92,8 +96,8 @@ def _model_metrics(readings: list[_ModelReading]) -> Iterator[Metric]:
 
 
 def _device_metrics(readings: list[_DeviceReading]) -> Iterator[Metric]:
-    for name, text in _DEVICE_GAUGES.items():
+    for name, text, field, factor in _DEVICE_GAUGES:
         gauge = GaugeMetricFamily(f"cortex_device_{name}", text, labels=["node", "device"])
         for node, device in readings:
-            gauge.add_metric([node, str(device.index)], getattr(device, name))
+            gauge.add_metric([node, str(device.index)], getattr(device, field) * factor)
         yield gauge

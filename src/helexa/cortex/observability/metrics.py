@@ -5,7 +5,7 @@ The number of label values is limited, because labels name only known models, co
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -55,6 +55,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._model_metrics = MetricGroup(("model", "node"), _MODEL_COUNTERS, _MODEL_HISTOGRAMS)
         self._key_metrics = MetricGroup(("account", "key"), _KEY_COUNTERS, {})
         self._gateway = MetricGroup((), {}, _GATEWAY_HISTOGRAMS)

@@ -30,6 +30,10 @@ class Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. On every code path, the request's record is written to metrics and logs exactly once."""
         gateway: Gateway = scope["app"].state.gateway
+        with gateway.drain:
+            await self._serve(gateway, scope, receive, send)
+
+    async def _serve(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"])
         logs.request_id.set(record.request_id)
@@ -37,6 +41,7 @@ class Generation:
         response.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
+            gateway.drain.check()
             record.principal = gateway.authenticator.admit(headers)
             reject_encoded(headers)
             with gateway.rate_limiter.enter(record.principal) as permit:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.gateway import Gateway
 from helexa.http.json_response import JsonResponse
+from helexa.http.readiness import readiness
 
 
 async def get_health(request: Request) -> Response:
@@ -25,21 +26,18 @@ async def get_health(request: Request) -> Response:
 async def get_readiness(request: Request) -> Response:
     """Respond with status 200 if this gateway can serve requests now, else with status 503.
 
-    The gateway is ready if the ledger's database accepts a write and at least one node is healthy. The response
-    contains no error details, because the route is public.
+    The gateway is ready if it does not shut down, the ledger's database accepts a write, and at least one node is
+    healthy. The response contains no error details, because the route is public.
     """
     gateway: Gateway = request.app.state.gateway
-    reasons: dict[str, str] = {}
-    if not await gateway.ledger.writable():
-        reasons["ledger"] = "the ledger's database is not writable"
     nodes = _view(request).nodes
-    if not any(node.healthy for node in nodes):
-        reasons["nodes"] = f"none of {len(nodes)} nodes is healthy"
-    components = {
-        name: {"ready": name not in reasons} | ({"reason": reasons[name]} if name in reasons else {})
-        for name in ("ledger", "nodes")
-    }
-    return JsonResponse({"ready": not reasons, "components": components}, 503 if reasons else 200)
+    return readiness(
+        {
+            "gateway": "the gateway is shutting down" if gateway.drain.begun else None,
+            "ledger": None if await gateway.ledger.writable() else "the ledger's database is not writable",
+            "nodes": None if any(node.healthy for node in nodes) else f"none of {len(nodes)} nodes is healthy",
+        }
+    )
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:

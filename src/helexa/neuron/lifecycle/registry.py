@@ -80,6 +80,8 @@ class Registry:
         """Ids of default models that are not loaded yet. Requests for them get a 503 (loading) instead of a 404."""
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
         """Number of loads, failed loads, unloads and engine crashes since the node's start."""
+        self.draining = False
+        """True once the registry rejects all new requests, because the node shuts down."""
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
@@ -96,7 +98,6 @@ class Registry:
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
         self._arriving: dict[str, ModelInfo] = {}
-        self._draining = False
         self._closing: asyncio.Task[None] | None = None
 
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
@@ -209,7 +210,7 @@ class Registry:
 
     def drain(self) -> None:
         """Reject all new and waiting requests. Running requests continue, but crashed engines are not restarted."""
-        self._draining = True
+        self.draining = True
         for resident in self._residents.values():
             resident.retire()
             resident.model.admission.close(shutting_down())
@@ -339,7 +340,7 @@ class Registry:
         return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
 
     def _reject_while_draining(self) -> None:
-        if self._draining:
+        if self.draining:
             raise shutting_down()
 
     def _unknown(self, model_id: str) -> ApiError:

@@ -21,6 +21,7 @@ from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.choices import all_choices
 from helexa.neuron.requests.output_constraint import Constraint
+from helexa.neuron.requests.prompt_log import log_prompt
 from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
@@ -63,6 +64,8 @@ def run(
         ApiError: the prompt is too long, a token id is unknown, the model is too busy, or the engine is not running.
             The error is raised only before the first event. A later failure yields a `Failed` event.
     """
+    for prompt in prompts:
+        log_prompt(model, prompt)
     runs = [
         partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
         for prompt in prompts

@@ -6,7 +6,14 @@ The number of label values is bounded: labels are routes, HTTP statuses, error c
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -35,6 +42,7 @@ class Metrics:
 
     def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
         self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._routes = routes
         self._models: set[str] = set()
 
@@ -126,13 +134,18 @@ class NodeCollector(Collector):
         yield _gauge("memory_free_bytes", "Free memory of the host", [((), (health.memory_free_mb or 0) << 20)])
         yield _gauge("memory_total_bytes", "Total memory of the host", [((), (health.memory_total_mb or 0) << 20)])
         yield _gauge("models_loading", "Running loads", [((), len(health.loading))])
-        for name, text, field in _DEVICE:
-            values = [((str(device.index),), getattr(device, field)) for device in health.devices]
+        for name, text, field, factor in _DEVICE:
+            values = [((str(device.index),), getattr(device, field) * factor) for device in health.devices]
             yield _gauge(f"device_{name}", text, values, "device")
-        for name, text, field in _MODEL:
-            yield _gauge(
-                f"model_{name}", text, [((model.id,), getattr(model, field)) for model in health.models], "model"
-            )
+        for name, text, field, factor in _MODEL:
+            values = [((model.id,), getattr(model, field) * factor) for model in health.models]
+            yield _gauge(f"model_{name}", text, values, "model")
+        usage = [
+            ((model.id,), (model.kv_pages_total - model.kv_pages_free) / model.kv_pages_total)
+            for model in health.models
+            if model.kv_pages_total
+        ]
+        yield _gauge("model_kv_usage_ratio", "Fraction of the KV pages that running requests use", usage, "model")
         rejected = CounterMetricFamily(
             "neuron_model_rejections", "Rejected requests by reason", labels=("model", "reason")
         )
@@ -148,23 +161,29 @@ class NodeCollector(Collector):
         yield _gauge("model_up", "1 if the model is loaded, else 0", up, "model")
 
 
+# name, help text, field of the health report, factor from the field's unit to the metric's unit
 _DEVICE = (
-    ("memory_used_mib", "Memory used, MiB", "vram_used_mb"),
-    ("memory_free_mib", "Memory free, MiB", "vram_free_mb"),
-    ("utilization_percent", "Utilization in percent", "utilization_pct"),
-    ("temperature_celsius", "Temperature in degrees Celsius", "temp_c"),
+    ("memory_used_bytes", "Used memory", "vram_used_mb", 1 << 20),
+    ("memory_free_bytes", "Free memory", "vram_free_mb", 1 << 20),
+    ("utilization_ratio", "Utilization, 0 to 1", "utilization_pct", 0.01),
+    ("temperature_celsius", "Temperature in degrees Celsius", "temp_c", 1),
+    ("memory_used_mib", "Former name of neuron_device_memory_used_bytes, in MiB", "vram_used_mb", 1),
+    ("memory_free_mib", "Former name of neuron_device_memory_free_bytes, in MiB", "vram_free_mb", 1),
+    ("utilization_percent", "Former name of neuron_device_utilization_ratio, in percent", "utilization_pct", 1),
 )
 _MODEL = (
-    ("running", "Running requests", "in_flight"),
-    ("waiting", "Waiting requests", "queue_depth"),
-    ("max_running", "Limit of running requests", "max_in_flight"),
-    ("max_waiting", "Limit of waiting requests", "max_queue_depth"),
-    ("kv_pages", "KV pages", "kv_pages_total"),
-    ("kv_pages_free", "Free KV pages", "kv_pages_free"),
-    ("kv_budget_mib", "Memory of the KV cache, MiB", "kv_budget_mb"),
-    ("kv_available_mib", "Memory of the KV cache that is neither used nor reserved, MiB", "kv_available_mb"),
-    ("prefill_tokens_per_second", "Moving average of the prefill rate", "tok_s_prefill"),
-    ("decode_tokens_per_second", "Moving average of the decode rate", "tok_s_decode"),
+    ("running", "Running requests", "in_flight", 1),
+    ("waiting", "Waiting requests", "queue_depth", 1),
+    ("max_running", "Limit of running requests", "max_in_flight", 1),
+    ("max_waiting", "Limit of waiting requests", "max_queue_depth", 1),
+    ("kv_pages", "KV pages", "kv_pages_total", 1),
+    ("kv_pages_free", "Free KV pages", "kv_pages_free", 1),
+    ("kv_budget_bytes", "Memory of the KV cache", "kv_budget_mb", 1 << 20),
+    ("kv_available_bytes", "Memory of the KV cache that is neither used nor reserved", "kv_available_mb", 1 << 20),
+    ("kv_budget_mib", "Former name of neuron_model_kv_budget_bytes, in MiB", "kv_budget_mb", 1),
+    ("kv_available_mib", "Former name of neuron_model_kv_available_bytes, in MiB", "kv_available_mb", 1),
+    ("prefill_tokens_per_second", "Moving average of the prefill rate", "tok_s_prefill", 1),
+    ("decode_tokens_per_second", "Moving average of the decode rate", "tok_s_decode", 1),
 )
 _REJECTIONS = [name for name in ModelLoad.model_fields if name.startswith("rejected_")]
 

@@ -1,4 +1,4 @@
-"""Serve `GET /version`, `GET /discovery` and `GET /health`."""
+"""Serve `GET /version`, `GET /discovery`, `GET /health` and `GET /health/ready`."""
 
 import asyncio
 
@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.http.json_response import JsonResponse
+from helexa.http.readiness import readiness
 from helexa.neuron.hardware.build_info import build_facts
 from helexa.neuron.hardware.discovery import discover
 
@@ -33,8 +34,25 @@ async def health(request: Request) -> Response:
     return JsonResponse(request.app.state.health.report().json_dict())
 
 
+async def ready(request: Request) -> Response:
+    """Handle `GET /health/ready`: return status 200 if the node accepts requests now, else status 503.
+
+    A node is ready if it does not shut down, and has tried to load each of its default models. The response contains no
+    names of models, because the route needs no key.
+    """
+    state = request.app.state
+    loading = state.activation.snapshot().state != "ready"
+    return readiness(
+        {
+            "node": "the node is shutting down" if state.registry.draining else None,
+            "models": "the default models are loading" if loading else None,
+        }
+    )
+
+
 routes = [
     Route("/version", version),
     Route("/discovery", discovery),
     Route("/health", health),
+    Route("/health/ready", ready),
 ]

@@ -1,6 +1,7 @@
 """Access checks of a node's requests.
 
-If the node has an `api_key`, every request except `GET /health` must have this key. A request without it gets a 401.
+If the node has an `api_key`, every request except `GET /health` and `GET /health/ready` must have this key. A
+request without the key gets a 401.
 
 If the node has no `api_key`, it rejects requests that web pages of other sites send through a browser. Such requests
 get a 403:
@@ -24,6 +25,7 @@ from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, wit
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.routes.error_response import error_response, log_error_response
 
+_OPEN = ("/health", "/health/ready")
 _RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which cannot be registered by web sites
 
 
@@ -48,7 +50,7 @@ class AccessGuard:
 
     def _error(self, scope: Scope) -> ApiError | None:
         if self._key is not None:
-            is_open = scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
+            is_open = scope["path"] in _OPEN and scope["method"] in ("GET", "HEAD")
             return None if is_open or hmac.compare_digest(_bearer(scope["headers"]), self._key) else _unauthorized()
         host, origin = host_and_origin(scope["headers"])
         name = without_port(host).removesuffix(b".")

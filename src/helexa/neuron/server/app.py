@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,10 +12,11 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from helexa.core.logs import tell
 from helexa.http.connections.connection import Connection
 from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import raise_descriptor_limit
-from helexa.http.listener import Listener, collect_seldom
+from helexa.http.listener import Listener, collect_seldom, on_stop_signals
 from helexa.http.loop import run
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.child import Child
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 MAX_PROMPT_TOKENS = 131072
 """Value of `max_prompt_tokens` in `GET /discovery` if the configuration sets no limit. Each model has its own limit."""
 
-_DRAIN_SECONDS = 5
 _DRAIN_POLL_SECONDS = 0.05
 _ENDING_SECONDS = 3
 
@@ -141,11 +140,11 @@ class NodeConnection(Connection):
 class NodeServer(Listener):
     """Serves the application on a listening socket until SIGTERM or SIGINT.
 
-    After the signal, the server rejects new requests and waits a few seconds for running requests. Then it stops the
-    engines and exits with code 0. A second signal exits at once with code 1. Engines never outlive this process.
+    After the signal, the server rejects new requests and waits `drain_secs` seconds for running requests. Then it stops
+    the engines and exits with code 0. A second signal exits at once with code 1. Engines never outlive this process.
     """
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, drain_secs: float) -> None:
         descriptors = raise_descriptor_limit()
         super().__init__(
             app,
@@ -154,6 +153,7 @@ class NodeServer(Listener):
             grace_secs=_ENDING_SECONDS,
         )
         self._registry: Registry = app.state.registry
+        self._drain_secs = drain_secs
         self._leaving: asyncio.Task[None] | None = None
 
     def run(self, bound: socket.socket) -> None:
@@ -162,10 +162,7 @@ class NodeServer(Listener):
 
     async def serve(self, bound: socket.socket) -> None:
         """Serve on the socket `bound` until SIGTERM or SIGINT, then exit the process."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # some event loops have no signal handlers
-                loop.add_signal_handler(number, self._stop)
+        on_stop_signals(self._stop)
         collect_seldom()
         await super().serve(bound)
         logging.shutdown()
@@ -182,13 +179,14 @@ class NodeServer(Listener):
         if self._leaving is not None:
             logging.shutdown()
             os._exit(1)
+        tell(log, logging.INFO, "draining", drain_secs=self._drain_secs)
         self._registry.drain()
         self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        """Wait up to `_DRAIN_SECONDS` for running requests to end, then stop the server."""
+        """Wait up to `drain_secs` seconds for running requests to end, then stop the server."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(self._drain_secs):
                 while any(model.load().in_flight for model in self._registry.models()):  # noqa: ASYNC110
                     await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self.should_exit = True

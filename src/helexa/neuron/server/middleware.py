@@ -14,7 +14,7 @@ from helexa.neuron.requests.usage_records import UsageRecords
 log = logging.getLogger("helexa.neuron.requests")
 
 CLIENT_CLOSED_REQUEST = 499
-_POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"})
+_POLLED = frozenset({"/health", "/health/ready", "/models", "/metrics", "/discovery", "/version"})
 
 
 class RequestMiddleware:

@@ -61,7 +61,7 @@ async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgr
             async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
                 return response.status, await response.json()
 
-        ready_components = {"ledger": {"ready": True}, "nodes": {"ready": True}}
+        ready_components = {name: {"ready": True} for name in ("gateway", "ledger", "nodes")}
         assert await readiness() == (200, {"ready": True, "components": ready_components})
         assert (await chat())[0] == 200
         postgres.set_read_only(True)
