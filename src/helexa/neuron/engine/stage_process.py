@@ -34,15 +34,14 @@ from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hid
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,
     LoadStage,
-    MemoryDenied,
     OpenStage,
     StageFailed,
     StageGranted,
     StageOpened,
-    StageSetup,
     ToStage,
 )
 from helexa.neuron.engine.pipeline.model_digest import model_digest
+from helexa.neuron.engine.pipeline.setup_messages import MemoryDenied, StageSetup
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
 from helexa.neuron.engine.ranks.rank import Rank

@@ -15,7 +15,7 @@ from helexa.neuron.engine.ipc.channel import Channel, wait_until_closed
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryRequest
-from helexa.neuron.engine.pipeline.messages import MemoryDenied, StageSetup
+from helexa.neuron.engine.pipeline.setup_messages import MemoryDenied, StageSetup
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
 

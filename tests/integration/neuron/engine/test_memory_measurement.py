@@ -9,7 +9,8 @@ from page_table_ops import TabledOps
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import DeviceHealth
 from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
+from helexa.neuron.engine.execution.step_memory import StepMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.loading import device
 from helexa.neuron.engine.loading.fit import divide_free_memory

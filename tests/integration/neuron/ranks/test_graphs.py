@@ -14,7 +14,6 @@ from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel
-from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.ops.batch import Bucket
 from neuron.memory_requests import needs
 from neuron.ranks.rank_models import loaded
@@ -100,9 +99,7 @@ def test_ranks_allocate_again_after_steps_were_measured(model: Path) -> None:
     options = EngineOptions(tensor_parallel=2, **OPTIONS)
     with two_ranks(model) as runner:
         expected = tokens_of(runner)
-        others = runner._others
-        assert isinstance(others, RankProcesses)
-        second = LoadedModel(runner._model, runner.ops, options, others).runner(
+        second = LoadedModel(runner._model, runner.ops, options, runner._others).runner(
             needs(context=128), MemoryGrant(total=0, pages=9, sequences=2, snapshots=0)
         )
         second.facts = runner.facts

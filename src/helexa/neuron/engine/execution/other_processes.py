@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from helexa.neuron.engine.execution.step_memory import DeviceMemory
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.batch import Bucket

@@ -1,26 +1,12 @@
 """Measures the GPU memory that the weights and the steps of this process take."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
+
 _ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some of the allocator's free blocks
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Measured memory of one GPU, in bytes.
-
-    Attributes:
-        weights: allocated for the weights.
-        step: allocated by the largest step, in addition to the weights and caches.
-        free: free memory, including the memory that the process holds.
-    """
-
-    weights: int
-    step: int
-    free: int
 
 
 class StepMemory:

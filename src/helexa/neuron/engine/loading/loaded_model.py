@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
 from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.protocol import Ops

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection
 import msgspec
 import torch
 
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
+from helexa.neuron.engine.execution.step_memory import StepMemory
 from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
 from helexa.neuron.engine.loading.loaded_model import LoadedModel

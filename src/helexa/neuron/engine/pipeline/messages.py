@@ -8,7 +8,6 @@ from typing import Literal
 
 import msgspec
 
-from helexa.neuron.engine.ipc.channel import ChannelState
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.pipeline.model_path import ModelPath
 from helexa.neuron.engine.ranks.messages import (
@@ -91,25 +90,6 @@ class StageFailed(msgspec.Struct, frozen=True, tag="stage_failed"):
     """Stage -> engine, instead of another reply: the stage cannot do what the engine sent. The message says why."""
 
     kind: Literal["model_file", "device", "does_not_fit", "internal"]
-    message: str
-
-
-class StageSetup(msgspec.Struct, frozen=True, kw_only=True, tag="stage_setup"):
-    """Member -> its stage process, as the first message: how to use the connection to the engine.
-
-    Attributes:
-        channel: state of the channel.
-        device, threads: device of this host, and CPU threads of each rank (0: one per physical core).
-    """
-
-    channel: ChannelState
-    device: str
-    threads: int
-
-
-class MemoryDenied(msgspec.Struct, frozen=True, tag="memory_denied"):
-    """Member -> its stage process: the stage does not fit into the free memory; the message says why."""
-
     message: str
 
 

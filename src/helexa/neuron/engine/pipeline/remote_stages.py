@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.execution.step_memory import DeviceMemory
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.execution.step_memory import DeviceMemory
+from helexa.neuron.engine.execution.device_memory import DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
