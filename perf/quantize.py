@@ -130,8 +130,8 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 def child(folder: Path, quant: str) -> None:
     """Load the checkpoint and print the measurements. The function `load` runs this function in a new process."""
     from helexa.neuron.engine.ipc.messages import EngineOptions
-    from helexa.neuron.hardware.cores import physical_cores
     from helexa.neuron.engine.loading.load import load as load_model
+    from helexa.neuron.hardware.cores import physical_cores
     from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):

@@ -26,6 +26,7 @@ from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage.backends import open_database
 from helexa.cortex.ledger.storage.database import Database
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
+from helexa.cortex.observability.gateway_state import GatewayCollector
 from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.reload import Reloader
@@ -84,6 +85,7 @@ class Gateway:
         self.ledger = Ledger(database)
         self.observers: list[Callable[[Activity], None]] = []
         metrics.watch(FleetCollector(self.fleet))
+        metrics.watch(GatewayCollector(self.drain, lambda: self.ledger.available))
 
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the API's listener.

@@ -16,6 +16,7 @@ from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.observability.metrics import Metrics, create_metrics_app
 from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, bind, collect_seldom, on_stop_signals
+from helexa.http.service_manager import notify
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
             addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
             log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
+            notify("READY=1")  # both sockets already accept connections
             await asyncio.gather(
                 *(listener.serve(sock) for listener, sock in zip(listeners, (api, scrape), strict=True))
             )
@@ -81,6 +83,7 @@ class Shutdown:
     async def _drain(self) -> None:
         secs = self._gateway.config.gateway.drain_secs
         tell(log, logging.INFO, "draining", drain_secs=secs)
+        notify("STOPPING=1")
         if left := await self._gateway.drain.run(secs):
             tell(log, logging.WARNING, "drain timed out", drain_secs=secs, requests=left)
         self._end()

@@ -13,22 +13,23 @@ class Drain:
     The context manager counts one running request.
 
     Attributes:
+        running: number of running requests.
         begun: True once the server rejects new requests, because it shuts down.
     """
 
     def __init__(self) -> None:
         self.begun = False
-        self._running = 0
+        self.running = 0
         self._idle = asyncio.Event()
 
     def __enter__(self) -> None:
-        self._running += 1
+        self.running += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._running -= 1
-        if self.begun and not self._running:
+        self.running -= 1
+        if self.begun and not self.running:
             self._idle.set()
 
     def check(self) -> None:
@@ -47,8 +48,8 @@ class Drain:
             The number of requests that still run.
         """
         self.begun = True
-        if self._running:
+        if self.running:
             with suppress(TimeoutError):
                 async with asyncio.timeout(secs):
                     await self._idle.wait()
-        return self._running
+        return self.running

@@ -35,6 +35,9 @@ async def test_scrape_reports_the_nodes_load_and_devices(node: FakeNode) -> None
         ("cortex_device_temperature_celsius", 'device="1",node="n1"'): 60.0,
         ("cortex_device_temp_c", 'device="1",node="n1"'): 60.0,
         ("cortex_node_up", 'node="n1"'): 1.0,
+        ("cortex_ledger_up", ""): 1.0,
+        ("cortex_draining", ""): 0.0,
+        ("cortex_requests_running", ""): 0.0,
     }
     wanted = {(name, ",".join(sorted(labels.split(",")))): value for (name, labels), value in wanted.items()}
     async with running_cortex(node) as cortex:

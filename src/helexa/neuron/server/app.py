@@ -18,6 +18,7 @@ from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, collect_seldom, on_stop_signals
 from helexa.http.loop import run
+from helexa.http.service_manager import notify
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.hardware.discovery import default_device, discover, overlooked
@@ -164,6 +165,7 @@ class NodeServer(Listener):
         """Serve on the socket `bound` until SIGTERM or SIGINT, then exit the process."""
         on_stop_signals(self._stop)
         collect_seldom()
+        notify("READY=1")  # the socket already accepts connections
         await super().serve(bound)
         logging.shutdown()
         # A normal exit would wait for threads, and a thread may hang in a download.
@@ -180,6 +182,7 @@ class NodeServer(Listener):
             logging.shutdown()
             os._exit(1)
         tell(log, logging.INFO, "draining", drain_secs=self._drain_secs)
+        notify("STOPPING=1")
         self._registry.drain()
         self._leaving = asyncio.create_task(self._leave())
 

@@ -1,0 +1,175 @@
+"""The virtual host in `deploy/nginx`: a real nginx with TLS in front of a gateway."""
+
+import asyncio
+import json
+import ssl
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from clients.stack import free_port
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.running_gateway import eventually, running_cortex
+from deployment.conftest import DEPLOY, adapted
+
+KEY = "the-key"
+SETTINGS = {
+    "gateway": {"max_body_mb": 64},
+    "entitlements": {"require_auth": True, "keys": [{"key": KEY, "account_id": "acme", "role": "admin"}]},
+}
+MAIN = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {host}
+}}
+"""
+
+
+@dataclass
+class Front:
+    """A running nginx.
+
+    Attributes:
+        url: base URL of the TLS listener.
+        plain_url: base URL of the listener without TLS.
+        client: an HTTP client that trusts the certificate and sends the key.
+    """
+
+    url: str
+    plain_url: str
+    client: aiohttp.ClientSession
+
+    def chat(self, data: bytes | None = None, **fields: object) -> aiohttp.client._RequestContextManager:
+        body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return self.client.post(f"{self.url}/v1/chat/completions", data=BytesIO(data or json.dumps(body).encode()))
+
+
+async def run(*command: str | Path) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
+@asynccontextmanager
+async def nginx(command: str, folder: Path, gateway_url: str) -> AsyncIterator[Front]:
+    """Run nginx with the shipped virtual host in front of a gateway."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    await run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+              "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key,
+              "-out", certificate)  # fmt: skip
+    tls, plain = free_port(), free_port()
+    host = adapted(
+        (DEPLOY / "nginx" / "helexa.conf").read_text(),
+        {
+            "listen 443 ": f"listen 127.0.0.1:{tls} ",
+            "listen 80;": f"listen 127.0.0.1:{plain};",
+            "server 127.0.0.1:31313;": f"server {gateway_url.removeprefix('http://')};",
+            "/etc/ssl/helexa/fullchain.pem": str(certificate),
+            "/etc/ssl/helexa/privkey.pem": str(key),
+            "llm.example.com": "localhost",
+        },
+    )
+    config = folder / "nginx.conf"
+    config.write_text(MAIN.format(folder=folder, host=host))
+    await run(command, "-t", "-c", config)
+    process = await asyncio.create_subprocess_exec(command, "-c", str(config))
+    trust = ssl.create_default_context(cafile=str(certificate))
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust), headers=headers) as client:
+            front = Front(f"https://localhost:{tls}", f"http://localhost:{plain}", client)
+
+            async def answers() -> bool:
+                try:
+                    async with client.get(f"{front.url}/health/ready"):
+                        return True
+                except aiohttp.ClientConnectionError:
+                    assert process.returncode is None
+                    return False
+
+            await eventually(answers)
+            yield front
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.fixture
+async def front(program: Callable[[str, str], str], tmp_path: Path, node: FakeNode) -> AsyncIterator[Front]:
+    command = program("nginx", "nginx-light")
+    async with running_cortex(node, settings=SETTINGS) as cortex, nginx(command, tmp_path, cortex.url) as front:
+        yield front
+
+
+async def test_each_token_passes_before_the_next_token_exists(front: Front, node: FakeNode) -> None:
+    received = [asyncio.Event() for _ in range(5)]
+
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        response = await fake_node.begin(request, fake_node.ROLE)
+        for number, event in enumerate(received):
+            await response.write(fake_node.chunk(f"token-{number}"))
+            await event.wait()
+        await response.write(fake_node.FINAL + fake_node.DONE)
+        return response
+
+    node.speak = speak
+    async with front.chat(stream=True) as response:
+        assert response.status == 200
+        for number, event in enumerate(received):
+            await response.content.readuntil(b"token-%d" % number)
+            event.set()
+        assert (await response.read()).endswith(fake_node.DONE)
+
+
+async def test_disconnect_ends_the_request_at_the_node(front: Front, node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with front.chat(stream=True) as response:
+        await response.content.readuntil(b"\n\n")
+        assert node.speaking == 1
+        # As when the client's process ends. `close` would wait for nginx's end of the TLS session.
+        assert response.connection is not None and response.connection.transport is not None
+        response.connection.transport.abort()
+    await eventually(lambda: node.speaking == 0)
+
+
+async def test_upload_of_64_mib_passes_and_a_larger_one_gets_a_json_error(front: Front, node: FakeNode) -> None:
+    head, tail = b'{"model":"Org/M","messages":[{"role":"user","content":"', b'"}]}'
+    body = head + b"a" * ((64 << 20) - len(head) - len(tail)) + tail
+    async with front.chat(data=body) as response:
+        assert response.status == 200, await response.text()
+    assert len(node.bodies[-1]) == 64 << 20
+    async with front.chat(data=body + b" ") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:
+    url = f"{front.plain_url}/v1/chat/completions?a=b"
+    async with front.client.post(url, data="{}", allow_redirects=False) as response:
+        assert (response.status, response.headers["location"]) == (308, "https://localhost/v1/chat/completions?a=b")
+
+
+async def test_stopped_gateway_gets_a_json_error(
+    program: Callable[[str, str], str], tmp_path: Path, node: FakeNode
+) -> None:
+    command = program("nginx", "nginx-light")
+    async with nginx(command, tmp_path, f"http://127.0.0.1:{free_port()}") as front, front.chat() as response:
+        assert (response.status, response.headers["retry-after"]) == (503, "5")
+        assert (await response.json())["error"]["code"] == "service_unavailable"
