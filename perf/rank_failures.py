@@ -99,10 +99,10 @@ async def strike(session: aiohttp.ClientSession, node: SoakNode, fault: signal.S
     }
 
 
-async def run(arguments: argparse.Namespace, folder: Path) -> bool:
+async def run(arguments: argparse.Namespace, model: Path, folder: Path) -> bool:
     faults = [signal.SIGKILL] * arguments.kills + [signal.SIGSTOP] * arguments.hangs
     random.shuffle(faults)
-    with SoakNode(local_path(arguments.model), folder, arguments.ranks) as node:
+    with SoakNode(model, folder, arguments.ranks) as node:
         async with client_session() as session:
             await node.ready(session)
             expected = [await complete(session, node, number) for number in range(arguments.streams)]
@@ -150,7 +150,7 @@ def main() -> None:
     arguments = parser.parse_args()
     random.seed(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
-        passed = asyncio.run(run(arguments, Path(folder)))
+        passed = asyncio.run(run(arguments, local_path(arguments.model), Path(folder)))
     sys.exit(0 if passed else 1)
 
 
