@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, IPvAnyNetwork, SecretStr, model_validator
 
 from helexa.core import config, variables
 from helexa.core.address import Address, BaseUrl, HostName, Listen
@@ -21,6 +21,8 @@ class GatewaySection(config.Section):
         metrics_listen: address of the Prometheus metrics.
         insecure: True to allow a non-loopback `listen` address although requests need no key.
         cors_origins: origins of web pages that may call the API from a browser. `*` means all origins.
+        trusted_proxies: IP addresses or networks of reverse proxies. If a request comes from one of them, the header
+            `X-Forwarded-For` tells the address of the client for the activity log.
         max_body_mb: maximum size of a request body in MiB.
         max_body_memory_mb: maximum memory in MiB for all concurrent request bodies. None means 512 or four times
             `max_body_mb`, whichever is more. One client address may use half of this memory, so the value must be at
@@ -44,6 +46,7 @@ class GatewaySection(config.Section):
     metrics_listen: Listen = Address("127.0.0.1", 31314)
     insecure: bool = False
     cors_origins: list[str] = Field(default_factory=list[str])
+    trusted_proxies: list[IPvAnyNetwork] = Field(default_factory=list[IPvAnyNetwork])
     max_body_mb: int = Field(default=64, ge=1)
     max_body_memory_mb: int | None = Field(default=None, ge=1)
     max_connections: int = Field(default=MAX_CONNECTIONS, ge=1)

@@ -9,6 +9,7 @@ import aiohttp
 
 from helexa.core.catalogue import Catalogue
 from helexa.cortex.access.auth import Authenticator
+from helexa.cortex.access.client_address import TrustedProxies
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.access.key import static_keys
 from helexa.cortex.access.rate_limiter import RateLimiter
@@ -47,6 +48,7 @@ class Gateway:
         config: the current configuration.
         catalogue: the current model catalogue.
         bodies: the memory limit for all concurrent request bodies, which the API's listener enforces.
+        proxies: the trusted reverse proxies, which tell the addresses of clients.
         drain: the running requests, which a shutdown waits for.
         observers: functions that are called with every finished request.
     """
@@ -79,6 +81,7 @@ class Gateway:
         )
         self.rate_limiter = RateLimiter()
         self.drain = Drain()
+        self.proxies = TrustedProxies(config.gateway.trusted_proxies)
         self.bodies = BodyBudget(config.gateway.body_memory_bytes)
         self.authenticator = Authenticator(config.entitlements.require_auth, static_keys(config.entitlements))
         self.keyring = Keyring(KeyStore(database), self.authenticator)
@@ -121,6 +124,7 @@ class Gateway:
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)
+        self.proxies = TrustedProxies(config.gateway.trusted_proxies)
         self.bodies.total = config.gateway.body_memory_bytes
         self.poller.interval_secs = config.gateway.poll_interval_secs
         self.upstream.idle_timeout_secs = config.gateway.idle_timeout_secs

@@ -21,8 +21,9 @@ from cortex.running_gateway import eventually, running_cortex
 from deployment.conftest import DEPLOY, adapted
 
 KEY = "the-key"
+CLIENT = "127.0.0.2"  # address of the client, other than that of nginx
 SETTINGS = {
-    "gateway": {"max_body_mb": 64},
+    "gateway": {"max_body_mb": 64, "trusted_proxies": ["127.0.0.1"]},
     "entitlements": {"require_auth": True, "keys": [{"key": KEY, "account_id": "acme", "role": "admin"}]},
 }
 MAIN = """
@@ -94,7 +95,9 @@ async def nginx(command: str, folder: Path, gateway_url: str) -> AsyncIterator[F
     trust = ssl.create_default_context(cafile=str(certificate))
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust), headers=headers) as client:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=trust, local_addr=(CLIENT, 0)), headers=headers
+        ) as client:
             front = Front(f"https://localhost:{tls}", f"http://localhost:{plain}", client)
 
             async def answers() -> bool:
@@ -158,6 +161,23 @@ async def test_upload_of_64_mib_passes_and_a_larger_one_gets_a_json_error(front:
     assert len(node.bodies[-1]) == 64 << 20
     async with front.chat(data=body + b" ") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_client_cannot_fake_its_address(front: Front) -> None:
+    async with front.client.post(
+        f"{front.url}/v1/chat/completions",
+        json={"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}]},
+        headers={"x-forwarded-for": "203.0.113.7"},
+    ) as response:
+        assert response.status == 200
+
+    async def is_logged() -> bool:
+        async with front.client.get(f"{front.url}/api/activity") as response:
+            rows = (await response.json())["requests"]
+        assert all(row["client"] == CLIENT for row in rows)
+        return len(rows) == 1
+
+    await eventually(is_logged)
 
 
 async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:

@@ -35,6 +35,7 @@ class Activity:
         waited_ms: time between the request's arrival and its forwarding to a node.
         tokens_per_second: decode speed.
         client_gone: True if the client disconnected.
+        client: IP address of the client; None if it is unknown.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Activity:
     waited_ms: float = 0.0
     tokens_per_second: float | None = None
     client_gone: bool = False
+    client: str | None = None
 
 
 _COLUMNS = tuple(field.name for field in fields(Activity))

@@ -25,6 +25,7 @@ class RequestRecord(msgspec.Struct):
     Attributes:
         request_id: id of the request in headers, logs and the ledger.
         api: API path.
+        client: IP address of the client. Empty if it is unknown.
         principal: account and key that the request is billed to, or None for an anonymous request.
         name: model name in the client's request. Empty until the body is parsed.
         model: id of the requested model, or `unknown` if `name` is not the name of a known model.
@@ -52,6 +53,7 @@ class RequestRecord(msgspec.Struct):
 
     request_id: str = ""
     api: str = ""
+    client: str = ""
     principal: Principal | None = None
     name: str = ""
     model: str = UNRESOLVED
@@ -145,6 +147,7 @@ class RequestRecord(msgspec.Struct):
             waited_ms=(self.waited or 0.0) * 1000,
             tokens_per_second=self.tokens_per_second,
             client_gone=self.client_gone,
+            client=self.client or None,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -152,6 +155,7 @@ class RequestRecord(msgspec.Struct):
         ttft, usage = self.time_to_first_token, self.usage or Usage()
         return {
             "api": self.api,
+            "client": self.client,
             "key": self.principal.key_id if self.principal else None,
             "model": self.model,
             "node": self.node,

@@ -35,7 +35,7 @@ class Generation:
 
     async def _serve(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope["headers"]
-        record = RequestRecord(request_id(headers), scope["path"])
+        record = RequestRecord(request_id(headers), scope["path"], gateway.proxies.client(scope))
         logs.request_id.set(record.request_id)
         response = self.response(send, record.request_id)
         response.headers.append((b"x-request-id", record.request_id.encode()))

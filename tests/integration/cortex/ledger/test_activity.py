@@ -39,6 +39,7 @@ async def test_recorded_request_is_listed_with_all_fields(url: str):
                 waited_ms=1.5,
                 tokens_per_second=42.0,
                 client_gone=True,
+                client="203.0.113.7",
             )
         )
         ledger.record(activity(2, status=429, error_code="insufficient_quota"))
@@ -66,6 +67,7 @@ async def test_recorded_request_is_listed_with_all_fields(url: str):
             "waited_ms": 1.5,
             "tokens_per_second": 42.0,
             "client_gone": True,
+            "client": "203.0.113.7",
         }
 
 

@@ -204,6 +204,7 @@ function Details({ row, onClose }) {
     ["Arrived", moment(row.started_ms)],
     ["Account", row.account_id ?? "anonymous"],
     ["Key", row.key_id ?? "–"],
+    ["Client", row.client ? html`<code>${row.client}</code>` : "–"],
     ["Model", row.alias ? `${row.model} (requested as ${row.alias})` : row.model],
     ["Node", row.node ?? "none: the request was not forwarded"],
     ["Why this node", row.route ? html`${WHY[route.why] ?? ""} <code>${row.route}</code>` : "–"],
