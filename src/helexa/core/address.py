@@ -1,4 +1,4 @@
-"""Validation of addresses in configurations: listen addresses, base URLs and host names."""
+"""Validation of addresses in configurations: listen addresses, base URLs, host names and host patterns."""
 
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -67,6 +67,27 @@ def host_name(text: str) -> str:
     raise ValueError(f"'{text}' is not a host; write a name or an IP address, without a port")
 
 
+def host_pattern(text: str) -> str:
+    """Check a pattern of allowed hosts, and return it in lower case.
+
+    A pattern is `host`, `*.domain` for all subdomains, or `*` for all hosts. A port may follow, as in `host:8080`.
+    Without a port, the pattern allows the ports 80 and 443.
+
+    Raises:
+        ValueError: the text is not a pattern.
+    """
+    pattern = text.lower()
+    try:
+        parts = urlsplit(f"//{'any' + pattern[1:] if pattern.startswith('*') else pattern}")
+        is_valid = bool(parts.hostname) and parts.port != 0 and not (parts.path or parts.query or "@" in parts.netloc)
+    except ValueError:
+        is_valid = False
+    if not is_valid or "*" in pattern[1:] or (pattern.startswith("*") and pattern[1:2] not in ("", ".", ":")):
+        raise ValueError(f"'{text}' is not a host; write images.example.com, *.example.com, *, or host:port")
+    return pattern
+
+
 HostName = Annotated[str, AfterValidator(host_name)]
+HostPattern = Annotated[str, AfterValidator(host_pattern)]
 Listen = Annotated[Address, BeforeValidator(parse_address)]
 BaseUrl = Annotated[str, AfterValidator(base_url)]

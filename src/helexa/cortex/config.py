@@ -1,13 +1,14 @@
 """`cortex.toml`: the gateway's configuration."""
 
 import os
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, IPvAnyNetwork, SecretStr, model_validator
 
 from helexa.core import config, variables
-from helexa.core.address import Address, BaseUrl, HostName, Listen
+from helexa.core.address import Address, BaseUrl, HostName, HostPattern, Listen
 from helexa.http.connections.connection_limits import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
@@ -91,6 +92,31 @@ class RoutingSection(config.Section):
     affinity_load_factor: float = Field(default=1.25, ge=1)
     breaker_failures: int = Field(default=3, ge=1)
     breaker_reset_secs: float = Field(default=10.0, gt=0)
+
+
+class ImagesSection(config.Section):
+    """The table `[images]`: images in prompts.
+
+    Attributes:
+        max_images: maximum number of images in a request.
+        max_image_mb: maximum size of an image file in MiB.
+        allowed_hosts: hosts from which the gateway fetches images that have http(s) URLs, such as `images.example.com`,
+            `*.example.com` or `*`. If empty, the gateway rejects these images.
+        private_networks: networks, such as `10.1.0.0/16`, from which the gateway may fetch images although their
+            addresses are not public.
+        fetch_timeout_secs: longest time for fetching one image.
+    """
+
+    max_images: int = Field(default=100, ge=1)
+    max_image_mb: int = Field(default=20, ge=1)
+    allowed_hosts: frozenset[HostPattern] = frozenset()
+    private_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    fetch_timeout_secs: float = Field(default=10.0, gt=0)
+
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size of an image file in bytes."""
+        return self.max_image_mb << 20
 
 
 class EvictionSection(config.Section):
@@ -251,6 +277,7 @@ class CortexConfig(config.Section):
 
     gateway: GatewaySection = Field(default_factory=GatewaySection)
     routing: RoutingSection = Field(default_factory=RoutingSection)
+    images: ImagesSection = Field(default_factory=ImagesSection)
     eviction: EvictionSection = Field(default_factory=EvictionSection)
     entitlements: EntitlementsSection = Field(default_factory=EntitlementsSection)
     ledger: LedgerSection = Field(default_factory=LedgerSection)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +14,7 @@ from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.access.key import static_keys
 from helexa.cortex.access.rate_limiter import RateLimiter
 from helexa.cortex.config import CortexConfig
+from helexa.cortex.fleet.capabilities import sees_images
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_metrics import FleetCollector
 from helexa.cortex.fleet.node_client import NodeClient
@@ -21,6 +22,7 @@ from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.prompt_count import PromptCounter
 from helexa.cortex.forwarding.proxy import Proxy
+from helexa.cortex.images.preparation import ImagePreparation, PreparedBody
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
@@ -75,6 +77,8 @@ class Gateway:
         self.body_workers = BodyWorkers()
         self.proxy = Proxy(self.upstream, self.fleet, self.body_workers)
         self.calls = NodeCalls(self.upstream, self.fleet)
+        self.bodies = BodyBudget(config.gateway.body_memory_bytes)
+        self.images = ImagePreparation(config.images, self.body_workers, self.bodies)
         self.counter = PromptCounter(self.calls, self.body_workers)
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
@@ -82,7 +86,6 @@ class Gateway:
         self.rate_limiter = RateLimiter()
         self.drain = Drain()
         self.proxies = TrustedProxies(config.gateway.trusted_proxies)
-        self.bodies = BodyBudget(config.gateway.body_memory_bytes)
         self.authenticator = Authenticator(config.entitlements.require_auth, static_keys(config.entitlements))
         self.keyring = Keyring(KeyStore(database), self.authenticator)
         self.ledger = Ledger(database)
@@ -110,6 +113,11 @@ class Gateway:
         """Maximum length of a request body in bytes."""
         return self.config.gateway.max_body_mb << 20
 
+    def prepared_images(self, model: str, body: bytes) -> AbstractAsyncContextManager[PreparedBody]:
+        """Check and fetch the images of a request body for `model`. See `ImagePreparation.prepared`."""
+        vision = sees_images(self.fleet.view(), self.catalogue, model)
+        return self.images.prepared(body, model, sees_images=vision, max_body_bytes=self.max_body_bytes)
+
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
         """Apply a new configuration and catalogue.
 
@@ -125,6 +133,7 @@ class Gateway:
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)
         self.proxies = TrustedProxies(config.gateway.trusted_proxies)
+        self.images.configure(config.images)
         self.bodies.total = config.gateway.body_memory_bytes
         self.poller.interval_secs = config.gateway.poll_interval_secs
         self.upstream.idle_timeout_secs = config.gateway.idle_timeout_secs

@@ -174,9 +174,32 @@ def test_parameters_are_passed_to_the_chat_request() -> None:
     assert (chat.stop, chat.stream, chat.user, chat.logit_bias) == (["x"], True, "u", {5: 1.0})
 
 
-def test_input_image_is_an_image() -> None:
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
-    assert parse(input=[{"role": "user", "content": [image]}]).chat().has_image
+INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+
+
+@pytest.mark.parametrize(
+    ("detail", "chat_detail"),
+    [({}, {}), ({"detail": "low"}, {"detail": "low"}), ({"detail": "original"}, {"detail": "high"})],
+)
+def test_input_image_becomes_an_image_part(detail: dict[str, str], chat_detail: dict[str, str]) -> None:
+    for item in ({"role": "user"}, {"type": "function_call_output", "call_id": "c"}):
+        content = "content" if "role" in item else "output"
+        chat = parse(input=[item | {content: [INPUT_IMAGE | detail]}]).chat()
+        assert chat.has_image
+        image = {"url": INPUT_IMAGE["image_url"], **chat_detail}
+        assert chat.messages[0].content == [{"type": "image_url", "image_url": image}]
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "param"),
+    [
+        ({"type": "input_image", "file_id": "file-1"}, "unsupported_parameter", "input.0.content.0.file_id"),
+        ({"type": "input_image"}, "invalid_request_body", "input.0.content.0.image_url"),
+    ],
+)
+def test_input_image_needs_a_url(image: dict[str, str], code: str, param: str) -> None:
+    error = error_of(input=[{"role": "user", "content": [image]}])
+    assert (error.status, error.code, error.param) == (400, code, param)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +264,7 @@ def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], par
         ({"input": [CALL | {"arguments": {}}]}, "input.0.arguments"),
         ({"input": [RESULT | {"call_id": None}]}, "input.0.call_id"),
         ({"input": [reasoning_item(summary=["x"])]}, "input.0.summary"),
-        ({"input": [{"role": "system", "content": [{"type": "input_image"}]}]}, "input.0.content"),
+        ({"input": [{"role": "system", "content": [INPUT_IMAGE]}]}, "input.0.content"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, "tools.0.tools.0"),

@@ -68,7 +68,7 @@ def test_relative_catalogue_path_is_relative_to_the_config_file(
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
         (
             "[nodes]",
-            "unknown key 'nodes'; known keys: console, entitlements, eviction, gateway, ledger, models_config, neurons",
+            "unknown key 'nodes'; known keys: console, entitlements, eviction, gateway, images",
         ),
         ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
@@ -81,6 +81,8 @@ def test_relative_catalogue_path_is_relative_to_the_config_file(
         ('[[neurons]]\nname = "n"\nendpoint = "http://h:1/?x=1"', "is not a URL"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://h"\nallowed_hosts = ["a:1"]', "'a:1' is not a host"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://h"\n' * 2, "cortex.toml: two neurons are named 'n'"),
+        ('[images]\nallowed_hosts = ["https://a"]', "'https://a' is not a host; write images.example.com"),
+        ('[images]\nprivate_networks = ["10.0.0.1/8"]', "images.private_networks"),
         ("[gateway", "cortex.toml"),
     ],
 )

@@ -11,12 +11,13 @@ import orjson
 
 from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.to_chat import to_prompt
+from helexa.cortex.usage.media_tokens import TYPICAL_IMAGE_TOKENS
 from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
 TOKENIZE_PATH = "/tokenize"
 
 _BYTES_PER_MESSAGE = 8
-_BYTES_PER_IMAGE = 4096
+_BYTES_PER_IMAGE = TYPICAL_IMAGE_TOKENS * BYTES_PER_TOKEN
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
 """Posts a body to `TOKENIZE_PATH` of a node. Returns status and body of the response, or None if the call failed."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from helexa.core.catalogue import Catalogue
-from helexa.core.fleet import Limit, ModelInfo
+from helexa.core.fleet import Limit
+from helexa.cortex.fleet.capabilities import capabilities
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.lifecycle import placement
 from helexa.cortex.lifecycle.load_job import Progress
@@ -53,7 +54,7 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
             node.name for node in view.nodes if profile and node.healthy and placement.feasible(profile, node)
         ],
         "locations": [location for node in view.nodes for location in _locations(view, node, model)],
-        "capabilities": _capabilities(reports) or (list(profile.capabilities) if profile else []),
+        "capabilities": capabilities(view, catalogue, model),
         "tool_call": any(info.tool_call for info in reports),
         "reasoning": any(info.reasoning for info in reports),
     }
@@ -87,10 +88,6 @@ def _locations(view: FleetView, node: Node, model: str) -> list[Entry]:
     if model in node.activating() or (node.name, model) in view.loading:
         return [{"node": node.name, "status": "loading", "vram_estimate_mb": None}]
     return []
-
-
-def _capabilities(reports: list[ModelInfo]) -> list[str]:
-    return list(dict.fromkeys(name for info in reports for name in info.capabilities))
 
 
 def _limit(limit: Limit) -> Entry:

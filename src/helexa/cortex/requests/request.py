@@ -6,12 +6,15 @@ from typing import Any
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
+from helexa.cortex.requests.body_workers import is_large
 from helexa.cortex.requests.fields import read_fields
 from helexa.cortex.requests.rewrite import rewrite
+from helexa.cortex.usage.media_tokens import NO_IMAGES, PromptImages
 from helexa.cortex.usage.token_limit import (
     BYTES_PER_TOKEN,
     CHAT,
@@ -31,7 +34,7 @@ MAX_JSON_BYTES = 256 << 10
 
 _MIN_CHUNK_BYTES = 8 << 10
 _TYPICAL_OUTPUT = 4096
-_THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
+_THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES | {"messages"}
 _REJECTED_SPELLINGS = ("model",)
 
 
@@ -56,6 +59,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
         enforced: maximum number of output tokens that was reserved from the key's budget. The gateway sends this limit
             to the node. None if no output limit is enforced.
         large: True if the body is large. Worker processes then parse and rewrite the body.
+        images: the images in the prompt.
     """
 
     path: str
@@ -70,6 +74,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
     metered: bool = False
     enforced: int | None = None
     large: bool = False
+    images: PromptImages = NO_IMAGES
 
     @property
     def includes_usage(self) -> bool:
@@ -87,12 +92,26 @@ class ClientRequest(msgspec.Struct, frozen=True):
         return self.stream and self.path in (CHAT, COMPLETIONS)
 
     @property
+    def text_bytes(self) -> int:
+        """Length of the body in bytes, without the data URLs of images."""
+        return len(self.body) - self.images.url_bytes
+
+    @property
     def prompt_estimate(self) -> int:
-        """Estimated number of prompt tokens: a quarter of the body's bytes.
+        """Estimated number of prompt tokens: a quarter of the body's bytes, and a typical number for each image.
 
         If the request continues a stored conversation, the tokens of the conversation are not included.
         """
-        return max(1, len(self.body) // BYTES_PER_TOKEN)
+        return max(1, self.text_bytes // BYTES_PER_TOKEN + self.images.tokens)
+
+    def with_images(self, body: bytes, images: PromptImages) -> "ClientRequest":
+        """Return the request with `body` as its body, after the images in the body were checked or fetched.
+
+        The data URLs of the images no longer count as text of the prompt.
+        """
+        added_bytes = len(body) - images.url_bytes - self.text_bytes
+        spending = replace(self.spending, prompt=self.spending.prompt + added_bytes)
+        return replace(self, body=body, images=images, spending=spending, large=is_large(body))
 
     def tokens(self, limit: Limit | None) -> int:
         """Return the estimated number of tokens of the prompt and all completions.

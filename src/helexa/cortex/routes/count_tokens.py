@@ -4,6 +4,7 @@ The endpoint loads no model and charges nothing.
 """
 
 import asyncio
+from dataclasses import replace
 
 import orjson
 from starlette.requests import Request
@@ -68,4 +69,5 @@ async def _count_prompt(gateway: Gateway, principal: Principal | None, count: Co
         except TimeoutError:
             return None
 
-    return await count_tokens(count, model, ask)
+    async with gateway.prepared_images(model, count.body) as prepared:
+        return await count_tokens(replace(count, body=prepared.body), model, ask)

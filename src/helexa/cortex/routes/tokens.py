@@ -59,7 +59,8 @@ async def ask_tokenizer(request: Request) -> Response:
         if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
-        return await _call_tokenizer(gateway, target, principal, request.url.path, body)
+        async with gateway.prepared_images(target.model, body) as prepared:
+            return await _call_tokenizer(gateway, target, principal, request.url.path, prepared.body)
 
 
 def _read(body: bytes) -> _Fields:

@@ -104,5 +104,5 @@ def default_output(view: FleetView, model: str, request: ClientRequest, context:
         return DEFAULT_OUTPUT
     if context is None:
         return THIRD_PARTY_OUTPUT
-    context_left = context - len(request.body) // _LEAST_BYTES_PER_TOKEN
+    context_left = context - request.text_bytes // _LEAST_BYTES_PER_TOKEN - request.images.tokens
     return min(max(context_left, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

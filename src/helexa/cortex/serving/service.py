@@ -21,6 +21,7 @@ from helexa.cortex.routing.affinity import affinity_key
 from helexa.cortex.routing.router import Outcome, WarmRoute, breaker_error, may_retry, route
 from helexa.cortex.serving.budget_reservation import reserve_budget
 from helexa.cortex.serving.settlement import Settlement
+from helexa.cortex.usage.media_tokens import has_media
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,25 @@ async def serve(
     hint = advice(request.headers)
     if hint is not None:
         response.headers.append((b"x-helexa-advice", hint))
+    if not has_media(request.body):
+        await _serve_prepared(gateway, model, request, response, record, permit, limit)
+        return
+    async with gateway.prepared_images(model, request.body) as prepared:
+        request = request.with_images(prepared.body, prepared.images)
+        record.prompt_estimate = request.prompt_estimate
+        await _serve_prepared(gateway, model, request, response, record, permit, limit)
+
+
+async def _serve_prepared(
+    gateway: Gateway,
+    model: str,
+    request: ClientRequest,
+    response: Reply,
+    record: RequestRecord,
+    permit: RateLimitPermit,
+    limit: Limit | None,
+) -> None:
+    """Reserve the request's tokens, forward the request, and charge it. Its images were checked or fetched."""
     tokens = request.tokens(limit)
     permit.hold_tokens(tokens)
     response.headers += permit.headers
@@ -70,7 +90,7 @@ async def serve(
             await _forward(gateway, model, request, response, record, None)
         else:
             reservation, request = await reserve_budget(
-                gateway, fleet_view, record.principal, record.request_id, model, request, limit
+                gateway, gateway.fleet.view(), record.principal, record.request_id, model, request, limit
             )
             async with Settlement(reservation, request, record, gateway.calls) as settlement:
                 try:

@@ -3,8 +3,13 @@
 import re
 from collections.abc import Callable
 
+import msgspec
+
 IMAGE_TOKENS = 4096
 """Maximum number of tokens of one image or other file in a prompt."""
+
+TYPICAL_IMAGE_TOKENS = 1024
+"""Typical number of tokens of one image, for estimates."""
 
 _LONG_BODY_BYTES = 16 << 10
 _SEARCHED_QUOTES = 64
@@ -12,9 +17,34 @@ _MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_
 _MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
 
 
+class PromptImages(msgspec.Struct, frozen=True):
+    """The images of one prompt.
+
+    Attributes:
+        count: number of images.
+        url_bytes: number of bytes of all data URLs in the request body. These bytes are not text of the prompt.
+    """
+
+    count: int = 0
+    url_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Estimated number of tokens of all images."""
+        return self.count * TYPICAL_IMAGE_TOKENS
+
+
+NO_IMAGES = PromptImages()
+
+
 def media_tokens(body: bytes) -> int:
     """Return the maximum number of tokens that the images and other files in a request body can have."""
     return IMAGE_TOKENS * _media_parts(body)
+
+
+def has_media(body: bytes) -> bool:
+    """Return whether a request body may contain an image or another file. False means that it contains none."""
+    return _media_parts(body) > 0
 
 
 def _media_parts(body: bytes) -> int:

@@ -66,7 +66,7 @@ async def test_stream_has_pings_and_ordered_events(node: FakeNode, cortex: Corte
 
 async def test_images_and_tool_results_reach_the_node(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = responds(COMPLETION)
-    pixel: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "R0lGOD"}}
+    pixel: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "R0lGODlh"}}
     first = await client.messages.create(**ASK)
     turns = [
         *HI,
@@ -89,7 +89,7 @@ async def test_images_and_tool_results_reach_the_node(node: FakeNode, client: an
         {"file_path": "/a"},
     ]
     assert listing == {"role": "tool", "tool_call_id": "call_1", "content": "a.txt"}
-    assert image["content"][0]["image_url"]["url"] == "data:image/gif;base64,R0lGOD"
+    assert image["content"][0]["image_url"]["url"] == "data:image/gif;base64,R0lGODlh"
     assert final_message == {"role": "user", "content": "What is it?"}
     assert chat_request["stop"] == ["END"]
 

@@ -135,8 +135,16 @@ def _chat_part(part: Any, field: str) -> Message:
     if kind == "refusal":
         return {"type": "refusal", "refusal": _string(part, "refusal", field)}
     if kind == "input_image":
-        return {"type": "image_url", "image_url": {"url": part.get("image_url"), "detail": part.get("detail")}}
+        return _image_part(part, field)
     raise unsupported_parameter(field, f"'{field}': parts of type {_type_name(kind)} are not supported")
+
+
+def _image_part(part: Mapping[str, Any], field: str) -> Message:
+    if part.get("file_id") is not None and part.get("image_url") is None:
+        raise unsupported_parameter(f"{field}.file_id", f"'{field}.file_id': helexa stores no files; send a data URL")
+    detail = part.get("detail")
+    image = {"url": _string(part, "image_url", field), "detail": "high" if detail == "original" else detail}
+    return {"type": "image_url", "image_url": {name: value for name, value in image.items() if value is not None}}
 
 
 def _system_text(content: str | list[Message], field: str) -> str:

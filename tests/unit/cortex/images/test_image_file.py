@@ -1,0 +1,74 @@
+"""Checks of data URLs."""
+
+import base64
+
+import pytest
+
+from cortex.images.image_server import PNG, PNG_URL
+from helexa.cortex.images.image_file import ImageProblem, check_data_url, to_data_url
+
+LIMIT = 1000
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        PNG_URL,
+        "data:image/jpg;base64,/9j/",
+        "DATA:Image/GIF;charset=utf-8;BASE64,R0lGODlh",
+        "data:image/webp;base64,UklGRg==",
+        "data:image/png;base64," + base64.b64encode(bytes(LIMIT)).decode(),
+    ],
+)
+def test_data_url_is_accepted(url: str) -> None:
+    check_data_url(url, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("data:", "invalid_image_url"),
+        ("data:,", "invalid_image_url"),
+        ("data:image/png,abc", "invalid_image_url"),
+        ("data:image/png;base64;x=y,iVBO", "invalid_image_url"),
+        ("data:image/png;base64", "invalid_image_url"),
+        ("data:;base64,iVBO", "unsupported_image_media_type"),
+        ("data:image/svg+xml;base64,iVBO", "unsupported_image_media_type"),
+        ("data:text/html;base64,iVBO", "unsupported_image_media_type"),
+        ("data:application/octet-stream;base64,iVBO", "unsupported_image_media_type"),
+        ("data:image/png;base64,", "empty_image_file"),
+        ("data:image/png;base64,==", "empty_image_file"),
+        ("data:image/png;base64,iVB", "invalid_base64_image"),
+        ("data:image/png;base64,iV=O", "invalid_base64_image"),
+        ("data:image/png;base64,iVB\n", "invalid_base64_image"),
+        ("data:image/png;base64,iVB-", "invalid_base64_image"),
+        ("data:image/png;base64,iVBé", "invalid_base64_image"),
+        ("data:image/png;base64,iVBO===", "invalid_base64_image"),
+        ("data:image/png;base64," + base64.b64encode(bytes(LIMIT + 1)).decode(), "image_too_large"),
+    ],
+)
+def test_data_url_is_rejected(url: str, code: str) -> None:
+    with pytest.raises(ImageProblem) as rejected:
+        check_data_url(url, LIMIT)
+    assert rejected.value.code == code
+    assert len(str(rejected.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
+    ],
+)
+def test_media_type_is_that_of_the_contents(data: bytes, media_type: str) -> None:
+    assert to_data_url(data) == f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>", b"RIFF\x00\x00\x00\x00WAVE", b"\x89PN"])
+def test_other_files_are_no_images(data: bytes) -> None:
+    with pytest.raises(ImageProblem) as rejected:
+        to_data_url(data)
+    assert rejected.value.code == "invalid_image_format"
