@@ -1,7 +1,7 @@
 """`Model`: a model on a server or in a private engine. Most methods exist as a plain and as an async method."""
 
 import difflib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from helexa.generation.errors import BatchError, GenerationError, InvalidRequest
 from helexa.generation.files.file_run import FileRun, FileSummary
 from helexa.generation.files.prompt_file import read_prompts
 from helexa.generation.files.result_file import ResultFile
+from helexa.generation.images import Image, image_part
 from helexa.generation.request import Ask, Prompt, Request
 from helexa.generation.sampling import Sampling, SamplingOptions
 from helexa.generation.schema import AnswerSchema
@@ -49,12 +50,14 @@ class AskOptions(SamplingOptions, total=False):
         system: the system prompt.
         schema: JSON Schema or pydantic model that constrains the response; see `Completion.parsed`.
         think: whether the model reasons before its response. None selects the model's default.
+        images: images that precede the text of each prompt. The model must have the capability `vision`.
     """
 
     sampling: Sampling | None
     system: str | None
     schema: "Mapping[str, Any] | type[BaseModel] | None"
     think: bool | None
+    images: Sequence[Image] | None
 
 
 class BatchOptions(AskOptions, total=False):
@@ -339,7 +342,7 @@ def _ask(options: AskOptions) -> Ask:
 
     Raises:
         TypeError: an option is unknown.
-        InvalidRequestError: `sampling` is not a `Sampling`.
+        InvalidRequestError: `sampling` is not a `Sampling`, or an image is invalid.
     """
     flat: dict[str, Any] = dict(options)
     for name in flat:
@@ -351,7 +354,11 @@ def _ask(options: AskOptions) -> Ask:
     if not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")
     system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
-    return Ask(sampling.replaced(flat), system, AnswerSchema.from_schema(schema), think)  # type: ignore[arg-type]
+    images = flat.pop("images", None) or ()
+    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+        raise InvalidRequestError("images is a list of images; for one image, write images=[image]")
+    parts = tuple(map(image_part, images))
+    return Ask(sampling.replaced(flat), system, AnswerSchema.from_schema(schema), think, parts)  # type: ignore[arg-type]
 
 
 def _request(ask: Ask, prompt: Prompt, number: int) -> Request | GenerationError:

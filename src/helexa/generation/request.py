@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from helexa.generation.errors import InvalidRequestError
+from helexa.generation.images import with_images
 from helexa.generation.sampling import Sampling
 from helexa.generation.schema import AnswerSchema
 
@@ -27,12 +28,14 @@ class Ask:
         system: system prompt, which is put before each prompt, or None.
         schema: JSON Schema that constrains each response, or None.
         think: whether the model reasons before its response. None selects the model's default.
+        images: content parts of the images that are put before each prompt.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     system: str | None = None
     schema: AnswerSchema | None = None
     think: bool | None = None
+    images: tuple[dict[str, Any], ...] = ()
 
     def request(self, prompt: Prompt, number: int = 0) -> "Request":
         """Return a request with `prompt` and these options.
@@ -46,7 +49,7 @@ class Ask:
         Raises:
             InvalidRequestError: the prompt is invalid.
         """
-        messages = _messages(prompt)
+        messages = with_images(_messages(prompt), self.images)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         base_seed = self.sampling.seed

@@ -196,3 +196,31 @@ def test_history_is_saved_readable_only_by_the_user(start_chat, environ):
     second.type("\x1b[A\x1b[A\n")
     second.expect("remember me")
     second.expect("Hello there!")
+
+
+def test_image_is_sent_with_the_next_message(start_chat, gateway, tmp_path):
+    picture, file = tmp_path / "a picture.gif", tmp_path / "talk.json"
+    picture.write_bytes(b"GIF89a")
+    screen = start_chat()
+    for line, reply in (
+        ("/image", "name a file, as in /image photo.jpg"),
+        (f"/image {tmp_path}/missing.png", "missing.png: No such file"),
+        (f"/image {picture}", "the next message has 1 image"),
+        ("what is it?", "Hello there!"),
+        (f"/save {file}", "2 messages saved"),
+        (f"/load {file}", "2 messages loaded"),
+        ("/retry", "Hello there!"),
+        ("and now?", "Hello there!"),
+        (f"/image {picture}", "the next message has 1 image"),
+        ("/clear", "forgotten"),
+        ("hi", "Hello there!"),
+    ):
+        screen.type(f"{line}\n")
+        screen.expect(reply)
+        screen.expect(PROMPT)
+    part = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlh"}}
+    question = ("user", [part, {"type": "text", "text": "what is it?"}])
+    sent = [messages(request) for request in gateway.requests]
+    assert sent[:2] == [[question], [question]]
+    assert sent[2] == [question, ("assistant", "Hello there!"), ("user", "and now?")]
+    assert sent[3] == [("user", "hi")]

@@ -44,6 +44,17 @@ def test_files_are_appended_to_the_prompt(helexa, gateway, tmp_path):
     assert result.stderr.startswith("prompt 12 tokens (8 from the cache), answer 3 tokens, first after")
 
 
+def test_images_precede_the_prompt(helexa, gateway, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"GIF89a")
+    url = "data:image/png;base64,iVBORw0KGgo="
+    result = helexa("generate", "what is it?", "-i", str(tmp_path / "a.png"), "--image", url)
+    assert (result.returncode, result.stdout) == (0, "Hello there!\n")
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in ("data:image/gif;base64,R0lGODlh", url)]
+    assert contents(gateway) == [[*parts, {"type": "text", "text": "what is it?"}]]
+    result = helexa("generate", "what is it?", "-i", str(tmp_path / "b.png"))
+    assert (result.returncode, "b.png: No such file" in result.stderr) == (2, True)
+
+
 def test_sampling_and_schema_are_sent(helexa, gateway, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     gateway.chunks = ['{"city": ', '"Rome"}']

@@ -26,6 +26,7 @@ def generate(
     *,
     model: Annotated[ModelName | None, Parameter(alias="-m")] = None,
     file: Annotated[list[Path] | None, Parameter(alias="-f", negative="")] = None,
+    image: Annotated[list[str] | None, Parameter(alias="-i", negative="")] = None,
     system: Annotated[str | None, Parameter(alias="-s")] = None,
     n: Annotated[Count, Parameter(alias="-n")] = 1,
     prompts: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
@@ -52,10 +53,11 @@ def generate(
         prompt: Prompt.
         model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
         file: A text file to append to the prompt. May be given several times.
+        image: An image file, or the URL of one, for a model that sees images. May be given several times.
         system: System prompt.
         n: Number of answers.
         prompts: A file of prompts, or - for stdin: each line is a text in JSON, a list of messages, or an object with
-            `prompt` or `messages`, an optional `id`, and fields such as `temperature`.
+            `prompt` or `messages`, an optional `id`, and fields such as `temperature` or `images`.
         output: File for the answers to --prompts, else stdout. Prompts that the file already answers are skipped, so
             interrupted runs resume.
         parallel: Number of concurrent requests, else the target's default; also set by HELEXA_NUM_PARALLEL.
@@ -79,13 +81,14 @@ def generate(
     if prompts is not None:
         from helexa.cli.commands.batch import answer_file
 
-        if prompt is not None or file or n > 1 or as_json:
+        if prompt is not None or file or image or n > 1 or as_json:
             raise CommandError("--prompts reads prompts from a file; give no other prompt or output option", USAGE)
         ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
         ask = Ask(sampling.sampling(), system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel need --prompts", USAGE)
+    options["images"] = image
     text = prompt_text(prompt, file or ())
     ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"

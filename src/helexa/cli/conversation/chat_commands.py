@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from helexa.cli.conversation.answer_printer import stats_line
-from helexa.cli.conversation.conversation import Conversation
+from helexa.cli.conversation.conversation import Content, Conversation
 from helexa.cli.failure import CommandError
 from helexa.cli.flags import TargetFlags
 from helexa.cli.gateway import Gateway
 from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import printable
+from helexa.generation.images import image_part
 from helexa.generation.target import Target
 
 _HELP = """\
 /system [TEXT]      show or set the system prompt
+/image FILE         attach an image to the next message
 /set [NAME VALUE]   show or set sampling options; VALUE default resets the option
 /model [NAME]       list the models, or select one
 /retry              send the last message again
@@ -41,7 +43,7 @@ class ChatCommands:
     """
 
     def __init__(
-        self, conversation: Conversation, target_flags: TargetFlags, target: Target, answer: Callable[[str], None]
+        self, conversation: Conversation, target_flags: TargetFlags, target: Target, answer: Callable[[Content], None]
     ) -> None:
         """Create the commands.
 
@@ -49,7 +51,7 @@ class ChatCommands:
             conversation: the conversation that the commands change.
             target_flags: command line options that select the server or private engine.
             target: the server or private engine that runs the current model.
-            answer: function that sends a prompt to the model and prints the response.
+            answer: function that sends a message to the model and prints the response.
         """
         self.target = target
         self._conversation = conversation
@@ -59,6 +61,7 @@ class ChatCommands:
             "/help": lambda _: print(_HELP),
             "/clear": self._clear,
             "/system": self._system,
+            "/image": self._image,
             "/set": self._set,
             "/model": self._model,
             "/retry": self._retry,
@@ -88,6 +91,13 @@ class ChatCommands:
         if text:
             self._conversation.system = text
         print(printable(self._conversation.system or "there is no system prompt"))
+
+    def _image(self, name: str) -> None:
+        if not name:
+            raise CommandError("name a file, as in /image photo.jpg")
+        self._conversation.images.append(image_part(name))
+        count = len(self._conversation.images)
+        print(f"the next message has {count} image{'' if count == 1 else 's'}")
 
     def _set(self, text: str) -> None:
         settings = asdict(self._conversation.sampling) | {"think": self._conversation.think}

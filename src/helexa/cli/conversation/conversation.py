@@ -12,6 +12,9 @@ from helexa.generation.completion import Completion, Delta
 from helexa.generation.model import Model
 from helexa.generation.sampling import Sampling
 
+Content = str | list[dict[str, Any]]
+"""The content of a message: a text, or a list of image and text parts."""
+
 _LARGEST_BYTES = 64 << 20
 
 
@@ -23,6 +26,7 @@ class Conversation:
         system: the system prompt, or None.
         sampling: sampling options.
         think: whether the model reasons before its response. None selects the model's default.
+        images: content parts of the images that the next message will contain.
         last: the last response. None before the first response, and if the last response is incomplete.
     """
 
@@ -31,13 +35,16 @@ class Conversation:
         self.system = system
         self.sampling = sampling
         self.think = think
+        self.images: list[dict[str, Any]] = []
         self.last: Completion | None = None
         self._turns: list[dict[str, Any]] = []
-        self._last_prompt: str | None = None
+        self._last_prompt: Content | None = None
         self._answered = False
 
-    def ask(self, text: str) -> Generator[Delta, None, None]:
-        """Send the user message `text`, and yield the chunks of the response without control characters.
+    def ask(self, message: Content) -> Generator[Delta, None, None]:
+        """Send a message of the user, and yield the chunks of the response without control characters.
+
+        If `message` is a text, the images in `images` precede it.
 
         Closing the generator cancels the request. The text received so far stays in the conversation. If no text was
         received, the user message is removed from the conversation.
@@ -45,8 +52,11 @@ class Conversation:
         Raises:
             HelexaError: the request failed, or the response is incomplete.
         """
-        self._last_prompt = text
-        self._turns.append({"role": "user", "content": text})
+        if self.images and isinstance(message, str):
+            message = [*self.images, {"type": "text", "text": message}]
+            self.images = []
+        self._last_prompt = message
+        self._turns.append({"role": "user", "content": message})
         received: list[str] = []
         stream = self.model.stream(self._turns, system=self.system, sampling=self.sampling, think=self.think)
         try:
@@ -64,8 +74,8 @@ class Conversation:
             else:
                 self._turns.pop()
 
-    def take_back(self) -> str | None:
-        """Remove the last user message and the response to it, and return the text of the message.
+    def take_back(self) -> Content | None:
+        """Remove the last user message and the response to it, and return the content of the message.
 
         Return None if the conversation has no user message.
         """
@@ -76,6 +86,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Remove all messages except the system prompt."""
+        self.images = []
         self._turns.clear()
         self._last_prompt = None
         self._answered = False
@@ -128,5 +139,14 @@ def _read(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
 def _is_turn(turn: object) -> bool:
     match turn:
         case {"role": "user" | "assistant", "content": str()}:
+            return True
+        case {"role": "user", "content": [*parts]}:
+            return all(map(_is_part, parts))
+    return False
+
+
+def _is_part(part: object) -> bool:
+    match part:
+        case {"type": "text", "text": str()} | {"type": "image_url", "image_url": {"url": str()}}:
             return True
     return False

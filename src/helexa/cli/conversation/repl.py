@@ -5,7 +5,7 @@ from contextlib import closing, suppress
 
 from helexa.cli.conversation.answer_printer import report
 from helexa.cli.conversation.chat_commands import ChatCommands
-from helexa.cli.conversation.conversation import Conversation
+from helexa.cli.conversation.conversation import Content, Conversation
 from helexa.cli.flags import TargetFlags
 from helexa.cli.local.state_folder import state_folder
 from helexa.cli.terminal import dim, printable
@@ -72,10 +72,10 @@ class Repl:
         lines[-1] = lines[-1].rstrip().removesuffix(_FENCE)
         return "\n".join(lines).strip("\n")
 
-    def _respond(self, prompt: str) -> None:
+    def _respond(self, message: Content) -> None:
         thinking = False
         try:
-            with closing(self._conversation.ask(prompt)) as pieces:
+            with closing(self._conversation.ask(message)) as pieces:
                 for delta in pieces:
                     if thinking and not delta.thought:
                         sys.stdout.write("\n\n")

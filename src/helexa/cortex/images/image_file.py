@@ -1,19 +1,10 @@
 """Checks image files in requests: data URLs, formats and sizes. The gateway does not decode images."""
 
-import base64
-
 from helexa.core.errors import ApiError
-
-MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+from helexa.core.image_format import MEDIA_TYPES, data_url
 
 _ALIASES = {"image/jpg": "image/jpeg"}
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-_SIGNATURES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF87a": "image/gif",
-    b"GIF89a": "image/gif",
-}
 
 
 class ImageProblem(Exception):
@@ -71,9 +62,7 @@ def to_data_url(data: bytes) -> str:
     Raises:
         ImageProblem: the file is not a PNG, JPEG, WebP or GIF file.
     """
-    media_type = next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        media_type = "image/webp"
-    if media_type is None:
+    url = data_url(data)
+    if url is None:
         raise ImageProblem("invalid_image_format", "is not a PNG, JPEG, WebP or GIF file")
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return url

@@ -2,7 +2,8 @@
 
 A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
 copied to the result. An object may also have options such as `temperature`; see `AskOptions`. For this prompt, they
-replace the options that apply to all prompts of the file. Other fields are ignored.
+replace the options that apply to all prompts of the file. Paths in `images` are relative to the folder of the file.
+Other fields are ignored.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from helexa.generation.errors import GenerationError, InvalidRequestError
+from helexa.generation.images import image_part
 from helexa.generation.request import Ask, Request
 from helexa.generation.sampling import Sampling
 from helexa.generation.schema import AnswerSchema
@@ -53,7 +55,7 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), start=1):
             if not line.isspace():
-                yield _item(line, index, ask, model, f"{path.name}, line {number}")
+                yield _item(line, index, ask, model, path.parent, f"{path.name}, line {number}")
                 index += 1
 
 
@@ -68,7 +70,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             line = file.readline(_MAX_LINE_BYTES + 1)
 
 
-def _item(line: bytes, index: int, ask: Ask, model: str, location: str) -> Item:
+def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location: str) -> Item:
     record: Any = None
     try:
         if len(line) > _MAX_LINE_BYTES:
@@ -76,7 +78,7 @@ def _item(line: bytes, index: int, ask: Ask, model: str, location: str) -> Item:
         record = json.loads(line)
         if not isinstance(record, dict):
             record = {"prompt": record}
-        line_ask = _with_line_options(record, ask)
+        line_ask = _with_line_options(record, ask, folder)
         prompt = record.get("prompt", record.get("messages"))
         if prompt is None:
             raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
@@ -94,13 +96,17 @@ def _item(line: bytes, index: int, ask: Ask, model: str, location: str) -> Item:
     return Item(index, _digest(line), name, InvalidRequestError(f"{location}: {reason}"))
 
 
-def _with_line_options(record: Mapping[str, Any], ask: Ask) -> Ask:
+def _with_line_options(record: Mapping[str, Any], ask: Ask, folder: Path) -> Ask:
+    images = record.get("images")
+    if not isinstance(images, list | None) or not all(isinstance(image, str) for image in images or ()):
+        raise InvalidRequestError("'images' is a list of paths or URLs")
     sampling: Any = {name: record[name] for name in _SAMPLING & record.keys()}
     return Ask(
         replace(ask.sampling, **sampling) if sampling else ask.sampling,
         record.get("system", ask.system),
         AnswerSchema.from_schema(record["schema"]) if "schema" in record else ask.schema,
         record.get("think", ask.think),
+        ask.images if images is None else tuple(image_part(image, folder) for image in images),
     )
 
 
