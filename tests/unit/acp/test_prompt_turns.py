@@ -1,6 +1,7 @@
 """Complete tasks and their failures, with an agent in memory and a scripted endpoint."""
 
 import asyncio
+import base64
 import sys
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,45 @@ async def test_prompt_with_images_links_and_files(tmp_path: Path, work: Path):
         ):
             _, waiting = editor.start("session/prompt", sessionId=session, prompt=bad)
             assert (await waiting)["error"]["code"] == -32602
+
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+LOOK = Say(calls=(Call("read_file", {"path": "shot.png"}),))
+
+
+def _listing(*capabilities: str) -> Any:
+    return {"object": "list", "data": [{"id": "scripted", "capabilities": list(capabilities)}]}
+
+
+@pytest.mark.parametrize("wire_api", ["openai-chat", "openai-responses", "anthropic-messages"])
+async def test_image_file_reaches_the_model(tmp_path: Path, work: Path, wire_api: WireApi):
+    (work / "shot.png").write_bytes(PNG)
+    endpoint = ScriptedEndpoint(LOOK, Say("A pixel."), models=_listing("text", "vision"))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path, wire_api=wire_api)) as editor:
+        session = await editor.new(work)
+        await editor.prompt(session, "What is in shot.png?")
+        assert editor.text(session) == "A pixel."
+        assert base64.b64encode(PNG).decode() in str(endpoint.requests[-1].body)
+        shown = [update for update in editor.updates(session, "tool_call_update") if update.get("content")]
+        assert shown[-1]["content"][0]["content"]["type"] == "image"
+        assert editor.updates(session, "notice") == []
+
+
+async def test_model_without_vision_reads_notes_in_place_of_images(tmp_path: Path, work: Path):
+    (work / "shot.png").write_bytes(PNG)
+    endpoint = ScriptedEndpoint(LOOK, Say("I cannot see it."), models=_listing("text"))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        blocks = [
+            {"type": "text", "text": "Look"},
+            {"type": "image", "mimeType": "image/png", "data": base64.b64encode(PNG).decode()},
+        ]
+        await editor.request("session/prompt", sessionId=session, prompt=blocks)
+        (notice,) = editor.updates(session, "notice")
+        assert (notice["severity"], "scripted sees no images" in notice["title"]) == ("warning", True)
+        sent = str(endpoint.requests[-1].body["messages"])
+        assert "base64" not in sent
+        assert sent.count("which this model cannot see") == 2

@@ -122,9 +122,10 @@ def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message
 def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
     text = message.content if isinstance(message, ToolResult) else message.text
     size = len(text.encode("utf-8", "replace"))
-    if size < MIN_BYTES:
+    has_images = isinstance(message, ToolResult) and bool(message.images)
+    if size < MIN_BYTES and not has_images:
         return None
-    note = f"[{size} bytes were taken out to make room]"
+    note = f"[{size} bytes{' and images' if has_images else ''} were taken out to make room]"
     if isinstance(message, ToolResult):
         return msgspec.structs.replace(message, content=note, images=())
     return msgspec.structs.replace(message, text=note)

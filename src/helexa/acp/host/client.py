@@ -52,6 +52,10 @@ class ClientHost:
             raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
         return text
 
+    async def read_bytes(self, path: Path) -> bytes:
+        """Return the contents of a file on this machine; see `Host`."""
+        return await self._local.read_bytes(path)
+
     async def write_text(self, path: Path, text: str) -> None:
         """Create or replace a text file, which the editor writes if it can; see `Host`."""
         if not self._client.writes_files or self._is_private(path):

@@ -1,4 +1,4 @@
-"""The interface through which tools access text files and commands, on this machine or through the editor."""
+"""The interface through which tools access files and commands, on this machine or through the editor."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -69,6 +69,14 @@ class Host(Protocol):
 
         Raises:
             HostError: the file is missing, not text, or too large.
+        """
+        ...
+
+    async def read_bytes(self, path: Path) -> bytes:
+        """Return the contents of a file on this machine. The editor can read only text.
+
+        Raises:
+            HostError: the file is missing or too large.
         """
         ...
 

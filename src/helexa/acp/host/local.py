@@ -31,6 +31,10 @@ class LocalHost:
         """Return the text of a file on this machine; see `Host`."""
         return await asyncio.to_thread(_read, path, line, limit)
 
+    async def read_bytes(self, path: Path) -> bytes:
+        """Return the contents of a file on this machine; see `Host`."""
+        return await asyncio.to_thread(_read_bytes, path)
+
     async def write_text(self, path: Path, text: str) -> None:
         """Create or replace a text file on this machine; see `Host`."""
         await asyncio.to_thread(_write, path, text)
@@ -171,7 +175,7 @@ async def _wait_for_exit(process: asyncio.subprocess.Process, seconds: float) ->
     return True
 
 
-def _read(path: Path, line: int | None, limit: int | None) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -180,7 +184,11 @@ def _read(path: Path, line: int | None, limit: int | None) -> str:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise HostError(f"{path} is not a file")
         check_size(path)
-        data = file.read(MAX_FILE_BYTES)
+        return file.read(MAX_FILE_BYTES)
+
+
+def _read(path: Path, line: int | None, limit: int | None) -> str:
+    data = _read_bytes(path)
     if b"\0" in data:
         raise HostError(f"{path} is not text: it has NUL bytes")
     try:

@@ -11,7 +11,7 @@ import msgspec
 from helexa.acp.agent.turn import Choices, Turn
 from helexa.acp.config import Settings
 from helexa.acp.events import Event, Notice, StopReason, TitleChanged, UsageChanged
-from helexa.acp.history import Message, Part, Text, UserMessage
+from helexa.acp.history import Image, Message, Part, Text, UserMessage
 from helexa.acp.preferences import Preferences
 from helexa.acp.protocol import config_options
 from helexa.acp.protocol.initialize import ClientCapabilities
@@ -212,6 +212,9 @@ class Session:
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
         if self.title is None:
             await self.emit(TitleChanged(_title(parts)))
+        if self.models.card(self.choices.model).images is False and any(isinstance(part, Image) for part in parts):
+            model = self.choices.model.model
+            await self.emit(Notice(f"{model} sees no images. It reads a note in place of each image.", "warning"))
         return await run_turn(self.turn())
 
     def turn(self) -> Turn:

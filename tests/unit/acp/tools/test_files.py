@@ -1,11 +1,12 @@
 """read_file, write_file, edit_file and list_dir on real files."""
 
+import base64
 import os
 from typing import Any
 
 import pytest
 
-from helexa.acp.history import Diff, Location
+from helexa.acp.history import Diff, Image, Location
 
 
 async def test_write_edit_and_read_a_file(workplace: Any) -> None:
@@ -90,6 +91,40 @@ async def test_non_text_files_are_rejected(workplace: Any) -> None:
     assert "cannot be read" in await workplace.failure("read_file", path="x" * 5000)
     assert "cannot be written" in await workplace.failure("write_file", path="a.txt", content="half \ud83d of it")
     assert (await workplace.call("write_file", path="latin.txt", content="ä")).shown[0].old is None
+
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "media_type"),
+    [
+        ("shot.png", PNG, "image/png"),
+        ("shot.JPG", b"\xff\xd8\xff\xe0", "image/jpeg"),
+        ("really a gif.png", b"GIF89a", "image/gif"),
+        ("a.webp", b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+    ],
+)
+async def test_image_file_is_an_image_of_the_result(workplace: Any, name: str, data: bytes, media_type: str) -> None:
+    (workplace.folder / name).write_bytes(data)
+    outcome = await workplace.call("read_file", path=name, line=3)
+    image = Image(media_type, base64.b64encode(data).decode())
+    assert (outcome.images, outcome.shown, outcome.failed) == ((image,), (image,), False)
+    assert outcome.content == f"[the image {name}, {len(data)} bytes]"
+
+
+async def test_bad_image_files_are_rejected(workplace: Any) -> None:
+    (workplace.folder / "text.png").write_text("not an image")
+    (workplace.folder / "large.png").write_bytes(PNG + bytes(4 << 20))
+    (workplace.folder / "outside.png").symlink_to("/etc/passwd")
+    assert "text.png is not a PNG, JPEG, GIF or WebP image" in await workplace.failure("read_file", path="text.png")
+    assert "the limit for images is 3932160" in await workplace.failure("read_file", path="large.png")
+    assert "no such file" in await workplace.failure("read_file", path="absent.png")
+    assert "outside of this session's folders" in await workplace.failure("read_file", path="outside.png")
+    (workplace.folder / "drawing.svg").write_text("<svg/>")
+    assert (await workplace.call("read_file", path="drawing.svg")).content == "<svg/>"
 
 
 async def test_list_dir_escapes_hostile_names(workplace: Any) -> None:
