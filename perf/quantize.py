@@ -132,7 +132,7 @@ def child(folder: Path, quant: str) -> None:
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.load import load as load_model
     from helexa.neuron.hardware.cores import physical_cores
-    from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+    from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):
         native_kernels()

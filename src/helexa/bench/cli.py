@@ -5,13 +5,14 @@ Each subcommand is a module, which is imported when the subcommand is first used
 
 import os
 import sys
+from functools import partial
 from typing import NoReturn
 
 from cyclopts import App
 
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
-from helexa.core.version import __version__
+from helexa.core.version import version_line
 
 _VERBS = "helexa.bench.commands"
 
@@ -20,7 +21,7 @@ def create_app(name: str) -> App:
     """Return the command line application with all subcommands. `name` is the command's name in help texts."""
     app = App(
         name=name,
-        version=f"helexa-bench {__version__}",
+        version=partial(version_line, "helexa-bench"),
         help="Measure every build of every node, remember it, judge it and show it.",
         result_action="return_value",
     )

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+from functools import partial
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError, UnknownOptionError
@@ -12,11 +13,11 @@ from helexa.cli.failure import exit_code
 from helexa.cli.terminal import printable
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
-from helexa.core.version import __version__
+from helexa.core.version import version_line
 
 app = App(
     name="helexa",
-    version=f"helexa {__version__}",
+    version=partial(version_line, "helexa"),
     help="Serve open-weight models on hardware you own, and talk to them.",
     help_epilogue="Start with 'helexa chat', or with 'helexa up' for a gateway that other clients can use. "
     "With --debug, a failing command shows a traceback.",

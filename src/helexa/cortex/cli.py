@@ -1,16 +1,21 @@
 """The `cortex` command."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from helexa.core.errors import HelexaError
-from helexa.core.version import __version__
+from helexa.core.version import version_line
 from helexa.cortex.commands.api_client import GatewayApi
 
-app = App(name="cortex", help="The gateway: one address in front of any number of nodes.", version=__version__)
+app = App(
+    name="cortex",
+    help="The gateway: one address in front of any number of nodes.",
+    version=partial(version_line, "cortex"),
+)
 keys = App(name="keys", help="Create, list and revoke keys, on the host of the ledger.")
 app.command(keys)
 keys.command("helexa.cortex.commands.key_commands:create", name="create", help="Create a key and show its secret once.")

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,13 +11,13 @@ from cyclopts import App, Parameter, validators
 
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
-from helexa.core.version import __version__
+from helexa.core.version import version_line
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.host_group.settings import GroupSettings
 
-app = App(name="neuron", help="Serve models on this machine.", version=f"neuron {__version__}")
+app = App(name="neuron", help="Serve models on this machine.", version=partial(version_line, "neuron"))
 
 Ranks = Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))]
 ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]

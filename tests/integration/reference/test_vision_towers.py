@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference.reference import ReferenceOps

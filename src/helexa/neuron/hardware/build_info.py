@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from helexa.core.version import __version__
+from helexa.core.version import __version__, build
 
 UNKNOWN = "unknown"
 _ROOT = Path(__file__).parents[4]
@@ -32,6 +32,7 @@ def build_facts() -> dict[str, Any]:
         "git_sha": sha if sha == UNKNOWN else sha[:7],
         "git_sha_long": sha,
         "git_dirty": dirty,
+        "build_timestamp": build().timestamp or None,
         "python_version": platform.python_version(),
         "torch_version": installed_version("torch"),
         "torch_cuda": torch.get("cuda"),
@@ -52,9 +53,12 @@ def installed_version(package: str) -> str:
 def _commit() -> tuple[str, bool | None]:
     """Return the hash of helexa's git commit, and whether tracked files have uncommitted changes (None: unknown).
 
-    The hash is `$HELEXA_BUILD_SHA` if set. Otherwise it comes from pip's record if pip installed helexa from a git
-    repository, else from the git checkout. It is `UNKNOWN` if none of these exists.
+    The hash is `$HELEXA_BUILD_SHA` if set. Otherwise it comes from the build of the installed wheel, else from pip's
+    record if pip installed helexa from a git repository, else from the git checkout. It is `UNKNOWN` if none of these
+    exists.
     """
+    if not os.environ.get("HELEXA_BUILD_SHA") and _SHA.fullmatch(build().git_sha):
+        return build().git_sha, build().git_dirty
     sha = os.environ.get("HELEXA_BUILD_SHA") or _commit_from_pip()
     if sha and _SHA.fullmatch(sha):
         return sha, None

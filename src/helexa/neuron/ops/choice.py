@@ -69,7 +69,7 @@ def choose(
         return KernelChoice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
         return KernelChoice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
-    from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+    from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
     from helexa.neuron.ops.native.native import NativeOps
     from helexa.neuron.ops.torch_cpu import CpuOps
 
@@ -77,9 +77,7 @@ def choose(
         library, reason = native_kernels(), NativeOps.unsupported_shape(config)
         if reason is None:
             x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
-            return KernelChoice(
-                NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine"
-            )
+            return KernelChoice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), library.origin)
     except Unavailable as error:
         reason = str(error)
     if CpuOps.available():

@@ -18,8 +18,8 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native import compiler
-from helexa.neuron.ops.native.compiler import Unavailable
+from helexa.neuron.ops.native.machine_code import native_kernels
+from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 
@@ -69,7 +69,7 @@ def stock(smollm2_gguf: Path) -> Runner:
         raise Unavailable("not for this test")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "native_kernels", no_compiler)
+        patch.setattr(native_kernels, "native_kernels", no_compiler)
         runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB))
     assert runner.ops.name == CpuOps.name
     return runner

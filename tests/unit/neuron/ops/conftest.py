@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron.ops.native import compiler
-from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.machine_code import compilation
+from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 
 THREADS = 2
@@ -55,8 +55,8 @@ def _compiled(level: str, folder: Path) -> KernelLibrary:
     if cc is None:
         pytest.skip("no C compiler on this machine: plain torch serves")
     # -O1 compiles in a third of -O3's time. No flag allows different rounding, so the results are the same.
-    flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
-    sources = [path for path in compiler._sources() if path.suffix == ".c"]
+    flags = [flag for flag in compilation.FLAGS if not flag.startswith("-O")]
+    sources = [path for path in compilation.sources() if path.suffix == ".c"]
     command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
     subprocess.run(command, capture_output=True, check=True, timeout=120)
-    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level)
+    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level, origin=level)

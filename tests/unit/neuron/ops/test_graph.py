@@ -19,8 +19,8 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_header import CONSTANTS
-from helexa.neuron.ops.native.compiler import native_kernels
 from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary
+from helexa.neuron.ops.native.machine_code.native_kernels import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.processes import heartbeat
 from neuron.ops import paging, random_weights

@@ -11,12 +11,12 @@ import torch
 
 from helexa.neuron.ops import kernel_header
 from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS, Field
-from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.attention_plan import Split, Tile
 from helexa.neuron.ops.native.kernel_library import Argument, Instruction, KernelLibrary, structure
+from helexa.neuron.ops.native.machine_code import compilation
 from helexa.neuron.ops.native.native import NativeOps
 
-_NEURON = compiler._FOLDER.parents[1]
+_NEURON = compilation.KERNELS.parents[1]
 
 
 def test_structs_and_constants_match_between_c_and_python(tmp_path: Path) -> None:
@@ -36,10 +36,10 @@ def test_structs_and_constants_match_between_c_and_python(tmp_path: Path) -> Non
             lines.append(f'printf("{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
             place = getattr(python, field)
             expected.append(f"{field} {place.offset} {place.size}")
-    includes = ["graph.h", *(path.name for path in compiler._sources() if path.suffix == ".h")]
+    includes = ["graph.h", *(path.name for path in compilation.sources() if path.suffix == ".h")]
     program = ["#include <stddef.h>", "#include <stdio.h>", *(f'#include "{name}"' for name in includes)]
     (tmp_path / "layout.c").write_text("\n".join([*program, "int main(void) {", *lines, "}"]))
-    build = [cc, "-Werror", "-Wno-psabi", "-std=gnu11", f"-I{compiler._FOLDER}", "layout.c", "-o", "layout", "-lm"]
+    build = [cc, "-Werror", "-Wno-psabi", "-std=gnu11", f"-I{compilation.KERNELS}", "layout.c", "-o", "layout", "-lm"]
     subprocess.run(build, cwd=tmp_path, check=True, timeout=60)
     printed = subprocess.run(tmp_path / "layout", capture_output=True, text=True, check=True, timeout=60).stdout
     assert printed.splitlines() == expected
@@ -50,7 +50,7 @@ def test_kernel_constants_are_defined_only_in_kernels_h() -> None:
     """No other source defines a constant of kernels.h, and Python has no literal copy of it."""
     names = "|".join(CONSTANTS)
     defined = re.compile(rf"^\s*#\s*define\s+({names})\b|^\s*_?({names})\s*=\s*\d", re.MULTILINE)
-    sources = [path for path in compiler._sources() if path.name != "kernels.h"]
+    sources = [path for path in compilation.sources() if path.name != "kernels.h"]
     sources += (path for package in ("engine", "ops") for path in (_NEURON / package).glob("*.py"))
     definitions = {path.name: match[0] for path in sources if (match := defined.search(path.read_text()))}
     assert definitions == {}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helexa.neuron.ops.choice import accelerator_dtype, choose
-from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.machine_code import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
@@ -70,7 +70,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     def chosen(**environment: str) -> tuple[str, str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(compiler, "native_kernels", compiler.native_kernels.__wrapped__)
+        monkeypatch.setattr(native_kernels, "native_kernels", native_kernels.native_kernels.__wrapped__)
         choice = choose(CPU, None, SHAPE)
         return choice.ops.name, choice.reason
 
@@ -119,8 +119,8 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {calls}\n{GARBAGE}')))
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
     with ThreadPoolExecutor() as threads:
-        engines = [threads.submit(compiler.native_kernels.__wrapped__) for _ in range(3)]
-    assert {type(engine.exception()) for engine in engines} == {compiler.Unavailable}
+        engines = [threads.submit(native_kernels.native_kernels.__wrapped__) for _ in range(3)]
+    assert {type(engine.exception()) for engine in engines} == {native_kernels.Unavailable}
     arguments = calls.read_text().split()
     assert (arguments.count("--version"), arguments.count("-shared")) == (3, 1)
 

@@ -121,7 +121,7 @@ import sys
 from pathlib import Path
 import torch
 from helexa.neuron.ops.native import packed_store
-from helexa.neuron.ops.native.compiler import native_kernels
+from helexa.neuron.ops.native.machine_code.native_kernels import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 packed_store._SMALLEST = packed_store._RESERVED = 0
 ops = NativeOps(native_kernels(), 1)

@@ -24,7 +24,7 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.connect import exchange_for
-from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.rank_group import RankGroup

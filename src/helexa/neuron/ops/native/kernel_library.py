@@ -46,11 +46,12 @@ class KernelLibrary:
 
     Attributes:
         layout: digest of the C files that define the layout of packed weights.
+        origin: how the library was built, for the user.
         formats: the supported formats of quantized matrices, each with its number in the C code.
     """
 
-    def __init__(self, library: ctypes.CDLL, layout: str) -> None:
-        self.layout = layout
+    def __init__(self, library: ctypes.CDLL, layout: str, origin: str) -> None:
+        self.layout, self.origin = layout, origin
         names = [name.removesuffix("_arguments") for name in STRUCTS if name.endswith("_arguments")]
         self._kernels = {name: _Kernel(name, ctypes.cast(getattr(library, name), ctypes.c_void_p)) for name in names}
         self._run = library.run_graph

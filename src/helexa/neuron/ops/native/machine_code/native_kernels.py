@@ -1,4 +1,4 @@
-"""Compilation of the C kernels in `kernels/` with the compiler of this machine."""
+"""Selection of the library of C kernels: prebuilt, or compiled with the compiler of this machine."""
 
 import ctypes
 import hashlib
@@ -8,23 +8,20 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from helexa.core.errors import ConfigError
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.machine_code.compilation import COMPILER_SECONDS, FLAGS, KERNELS, compile_library, sources
+from helexa.neuron.ops.native.machine_code.prebuilt import prebuilt_library
 from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.ops")
-_FOLDER = Path(__file__).with_name("kernels")
-# With `-ffp-contract=off`, the compiler does not fuse products and sums, so all code paths of a kernel round alike.
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
-_TIMEOUT_SECONDS = 120
 _LAYOUT = ("kernels.h", "tiles.h", "packing.c", "plain.c", "quantize.c")  # define the layout of packed weights
+_THIS_PROCESSOR = ("-march=native",)
 
 
 class Unavailable(Exception):
@@ -33,15 +30,21 @@ class Unavailable(Exception):
 
 @cache
 def native_kernels() -> KernelLibrary:
-    """Return the native kernels, compiled for this machine.
+    """Return the native kernels: prebuilt ones if the installation has them, else compiled for this machine.
 
     The C sources are compiled if helexa's cache folder has no library for this machine and these sources.
 
     Raises:
-        Unavailable: the machine has no C compiler, or the compilation failed.
+        Unavailable: the installation has no prebuilt kernels for this machine, and the machine has no C compiler or
+            the compilation failed.
     """
     if os.name != "posix":
         raise Unavailable("the native kernels need POSIX threads")
+    if (path := prebuilt_library()) is not None:
+        try:
+            return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")
+        except OSError as error:
+            _log.warning("the prebuilt kernels cannot be loaded, compiling them: %s", error)
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise Unavailable("no C compiler found; install gcc or clang for faster answers")
@@ -50,8 +53,9 @@ def native_kernels() -> KernelLibrary:
         if not library.exists():
             with _compile_lock(library):
                 if not library.exists():
-                    _compile(compiler, library)
-        return KernelLibrary(ctypes.CDLL(str(library)), layout=_digest(_LAYOUT))
+                    _log.info("compiling the native kernels for this machine")
+                    compile_library([compiler], _THIS_PROCESSOR, library, heartbeat.beat)
+        return KernelLibrary(ctypes.CDLL(str(library)), _digest(_LAYOUT), "compiled for this machine")
     except subprocess.CalledProcessError as error:
         compiler_output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
         detail = compiler_output.strip().splitlines()[:1]
@@ -60,26 +64,27 @@ def native_kernels() -> KernelLibrary:
         raise Unavailable(f"the native kernels could not be built: {error}") from error
 
 
-def _sources() -> list[Path]:
-    return sorted(_FOLDER.glob("*.[ch]"))
-
-
 def _digest(names: tuple[str, ...]) -> str:
-    return hashlib.sha256(b"\0".join((_FOLDER / name).read_bytes() for name in names)).hexdigest()
+    return hashlib.sha256(b"\0".join((KERNELS / name).read_bytes() for name in names)).hexdigest()
 
 
 def _key(compiler: str) -> str:
     """Return the name of the library file, without suffix: a digest of the C sources, compiler, flags and processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_TIMEOUT_SECONDS).stdout
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILER_SECONDS).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     except OSError:
         processor = platform.processor()
     digest = hashlib.sha256()
-    for source in _sources():
+    for source in sources():
         digest.update(source.read_bytes())
-    for item in (version, " ".join(_FLAGS).encode(), processor.encode(), platform.machine().encode()):
+    for item in (
+        version,
+        " ".join((*FLAGS, *_THIS_PROCESSOR)).encode(),
+        processor.encode(),
+        platform.machine().encode(),
+    ):
         digest.update(b"\0" + item)
     return digest.hexdigest()[:32]
 
@@ -93,26 +98,3 @@ def _compile_lock(library: Path) -> Iterator[None]:
     with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _compile(compiler: str, library: Path) -> None:
-    """Compile all C sources in parallel, and link them to the file `library`."""
-    sources = [source for source in _sources() if source.suffix == ".c"]
-    _log.info("compiling the native kernels for this machine")
-    with TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:
-
-        def compile_one(source: Path) -> str:
-            built = str(Path(folder, source.stem).with_suffix(".o"))
-            _run([compiler, *_FLAGS, "-c", str(source), "-o", built])
-            heartbeat.beat()
-            return built
-
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            objects = list(threads.map(compile_one, sources))
-        partial = Path(folder, library.name)
-        _run([compiler, "-shared", "-pthread", *objects, "-o", str(partial), "-lm"])
-        partial.replace(library)
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS)

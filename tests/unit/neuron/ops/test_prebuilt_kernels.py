@@ -1,0 +1,130 @@
+"""The choice among the prebuilt kernels of a platform wheel."""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import helexa
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.machine_code import native_kernels, prebuilt
+
+ROOT = Path(helexa.__file__).parents[2]
+HASWELL = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 movbe abm"
+SKYLAKE = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file for each level, which `prebuilt_library` takes for the libraries of the installation."""
+    for level in prebuilt.LEVELS:
+        (tmp_path / f"{level.name}.so").touch()
+    monkeypatch.setattr(prebuilt, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(prebuilt, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return tmp_path
+
+
+def chosen(folder: Path, *cores: str) -> str | None:
+    (folder / "cpuinfo").write_text("\n\n".join(f"processor : 0\nflags\t\t: {flags}" for flags in cores))
+    library = prebuilt.prebuilt_library()
+    return library and library.stem
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("fpu sse2", "x86_64"),
+        (HASWELL.replace("f16c ", ""), "x86_64"),
+        (HASWELL, "x86_64_v3"),
+        (f"{HASWELL} avx512f", "x86_64_v3"),
+        (SKYLAKE, "x86_64_v4"),
+        (f"{SKYLAKE} avx512_vnni", "x86_64_v4_vnni"),
+        (f"{SKYLAKE} avx512_bf16", "x86_64_v4"),
+        (f"{SKYLAKE} avx512_vnni avx512_bf16", "x86_64_v4_bf16"),
+    ],
+)
+def test_fastest_library_that_the_processor_runs_is_chosen(installed: Path, flags: str, level: str) -> None:
+    assert chosen(installed, flags, flags) == level
+
+
+def test_instructions_that_one_core_lacks_are_not_used(installed: Path) -> None:
+    assert chosen(installed, SKYLAKE, HASWELL) == "x86_64_v3"
+
+
+def test_unknown_processor_runs_the_portable_library(installed: Path) -> None:
+    assert prebuilt.prebuilt_library() == installed / "x86_64.so"
+
+
+def test_libraries_of_another_machine_type_are_not_used(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert chosen(installed, SKYLAKE) is None
+
+
+def test_unloadable_library_is_replaced_by_a_compiled_one(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    with pytest.raises(native_kernels.Unavailable, match="no C compiler found"):
+        native_kernels.native_kernels.__wrapped__()
+    assert "the prebuilt kernels cannot be loaded, compiling them: " in caplog.text
+
+
+def test_platform_wheel_has_kernels_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds without optimization, because the test checks the contents of the wheel and not its speed."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler on this machine: it cannot build a platform wheel")
+    quick = tmp_path / "cc"
+    quick.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
+    quick.chmod(0o755)
+    monkeypatch.setenv("CC", str(quick))
+    monkeypatch.setenv("HELEXA_PREBUILT_KERNELS", "1")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    assert unpack(tmp_path).name.startswith(f"helexa-{helexa.__version__}-py3-none-manylinux_2_")
+    monkeypatch.setattr(
+        prebuilt, "LIBRARIES", tmp_path / prebuilt.LIBRARIES.relative_to(Path(helexa.__file__).parents[1])
+    )
+    library = prebuilt.prebuilt_library()
+    assert library is not None
+    assert {path.stem for path in library.parent.iterdir()} == {
+        level.name for level in prebuilt.LEVELS if level.machine == platform.machine()
+    }
+    assert KernelLibrary(ctypes.CDLL(str(library)), "", "").formats
+
+
+def test_wheel_reports_commit_and_time_of_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    monkeypatch.delenv("HELEXA_BUILD_SHA")
+    unpack(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    facts = "from helexa.neuron.hardware.build_info import build_facts as facts; print(facts()"
+    outputs = [
+        subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True, timeout=60)
+        for code in (
+            f"{facts}['git_sha'], facts()['build_timestamp'])",
+            "import sys, helexa.cli; sys.argv[1:] = ['--version']; helexa.cli.main()",
+        )
+    ]
+    assert outputs == [
+        "0123456 2026-11-18T11:06:40+00:00\n",
+        f"helexa {helexa.__version__} (0123456, built 2026-11-18)\n",
+    ]
+
+
+def unpack(folder: Path) -> Path:
+    """Unpack the only wheel in `folder` there; return the path of the wheel."""
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return wheel
