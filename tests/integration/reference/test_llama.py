@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.ops.native import compiler as compiler_module
+from helexa.neuron.ops.native.machine_code import native_kernels as native_kernels_module
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def test_packed_kernels_agree_for_the_first_sixteen_tokens(
 ) -> None:
     if not compiler:
         monkeypatch.setenv("PATH", "/nonexistent")
-        monkeypatch.setattr(compiler_module, "native_kernels", compiler_module.native_kernels.__wrapped__)
+        monkeypatch.setattr(native_kernels_module, "native_kernels", native_kernels_module.native_kernels.__wrapped__)
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
     separately = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
