@@ -11,13 +11,12 @@ import orjson
 
 from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.to_chat import to_prompt
-from helexa.cortex.usage.media_tokens import TYPICAL_IMAGE_TOKENS
+from helexa.cortex.usage.image_tokens import image_tokens
 from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
 TOKENIZE_PATH = "/tokenize"
 
 _BYTES_PER_MESSAGE = 8
-_BYTES_PER_IMAGE = TYPICAL_IMAGE_TOKENS * BYTES_PER_TOKEN
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
 """Posts a body to `TOKENIZE_PATH` of a node. Returns status and body of the response, or None if the call failed."""
@@ -103,7 +102,13 @@ def _model_member(model: str) -> bytes:
 def _size(message: Mapping[str, Any]) -> int:
     content = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    size = sum(len(block["text"].encode()) if block["type"] == "text" else _BYTES_PER_IMAGE for block in blocks)
+    size = sum(map(_block_size, blocks))
     if calls := message.get("tool_calls"):
         size += len(to_json({"calls": calls}))
     return size + len(message.get("reasoning_content", "").encode())
+
+
+def _block_size(block: Mapping[str, Any]) -> int:
+    if block["type"] == "text":
+        return len(block["text"].encode())
+    return BYTES_PER_TOKEN * image_tokens(block["image_url"]["url"])

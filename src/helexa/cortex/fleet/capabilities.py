@@ -18,6 +18,12 @@ def capabilities(view: FleetView, catalogue: Catalogue, model: str) -> list[str]
     return reported or (list(profile.capabilities) if profile else [])
 
 
+def nodes_without_vision(view: FleetView, model: str) -> set[str]:
+    """Return the names of the nodes on which a model accepts no images, for example because files are missing."""
+    reports = {node.name: node.models[model].capabilities for node in view.nodes if model in node.models}
+    return {name for name, names in reports.items() if names and VISION not in names}
+
+
 def sees_images(view: FleetView, catalogue: Catalogue, model: str) -> bool | None:
     """Return whether a model accepts images, or None if its capabilities are unknown."""
     names = capabilities(view, catalogue, model)

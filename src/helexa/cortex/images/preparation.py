@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from helexa.core.errors import vision_unsupported
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.images.image_fetcher import FetchMemory, ImageFetcher
-from helexa.cortex.images.request_images import ImageLimits, check_images, count_images, replace_urls
+from helexa.cortex.images.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
 from helexa.cortex.requests.body_workers import BodyWorkers, is_large
+from helexa.cortex.usage.image_tokens import image_tokens
 from helexa.cortex.usage.media_tokens import NO_IMAGES, PromptImages, has_media
 from helexa.http.body_budget import BodyBudget
 
@@ -72,12 +73,22 @@ class ImagePreparation:
         memory, images = FetchMemory(self._bodies, max_body_bytes - len(body)), checked.images
         try:
             if checked.remote:
-                data_urls = await self._fetcher.fetch({url: number for number, url in reversed(checked.remote)}, memory)
-                fetched_bytes = sum(len(data_urls[url]) for _, url in checked.remote)
+                numbers = {image.url: image.number for image in reversed(checked.remote)}
+                data_urls = await self._fetcher.fetch(numbers, memory)
+                fetched_bytes = sum(len(data_urls[image.url]) for image in checked.remote)
                 memory.reserve(fetched_bytes - sum(map(len, data_urls.values())))  # an image may occur several times
                 large = large or fetched_bytes > _LARGE_BYTES
                 body = await self._body_workers.run_if(large, replace_urls, body, data_urls)
-                images = PromptImages(images.count, images.url_bytes + fetched_bytes)
+                images = PromptImages(
+                    images.count,
+                    images.url_bytes + fetched_bytes,
+                    images.tokens + sum(_added_tokens(image, data_urls[image.url]) for image in checked.remote),
+                )
             yield PreparedBody(body, images)
         finally:
             memory.release()
+
+
+def _added_tokens(image: RemoteImage, data_url: str) -> int:
+    """Return by how much the estimated tokens of an image grow when its size is known."""
+    return image_tokens(data_url, image.detail) - image_tokens(image.url, image.detail)

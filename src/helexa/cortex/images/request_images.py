@@ -10,6 +10,7 @@ from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import IMAGE_PARTS
 from helexa.cortex.images.image_file import ImageProblem, check_data_url
 from helexa.cortex.requests.rewrite import rewrite
+from helexa.cortex.usage.image_tokens import image_tokens
 from helexa.cortex.usage.media_tokens import NO_IMAGES, PromptImages
 
 DETAILS = ("auto", "low", "high", "original")
@@ -33,16 +34,24 @@ class ImageLimits(msgspec.Struct, frozen=True):
     fetches: bool
 
 
+class RemoteImage(msgspec.Struct, frozen=True):
+    """An image that must be fetched: its number in the request, counted from 1, its http(s) URL, and its `detail`."""
+
+    number: int
+    url: str
+    detail: str | None = None
+
+
 class CheckedImages(msgspec.Struct, frozen=True):
     """The images of one request body.
 
     Attributes:
-        images: number of images, and the bytes of their data URLs.
-        remote: number and http(s) URL of each image that must be fetched. Images are numbered from 1.
+        images: number of images, the bytes of their data URLs, and their estimated tokens.
+        remote: the images that must be fetched.
     """
 
     images: PromptImages = NO_IMAGES
-    remote: tuple[tuple[int, str], ...] = ()
+    remote: tuple[RemoteImage, ...] = ()
 
 
 def count_images(body: bytes) -> int:
@@ -56,12 +65,12 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
     Raises:
         ApiError: 400: an image is invalid or there are too many images. The message contains the number of the image.
     """
-    count, url_bytes, remote = 0, 0, list[tuple[int, str]]()
+    count, url_bytes, tokens, remote = 0, 0, 0, list[RemoteImage]()
     for field, part in _parts(_read(body)):
         count += 1
         if count > limits.max_images:
             raise ApiError(400, "too_many_images", f"the request has more than {limits.max_images} images", param=field)
-        url = _checked_url(part, field, count)
+        url, detail = _checked_url(part, field, count)
         if url[:5].lower() == "data:":
             url_bytes += len(url)
             try:
@@ -75,10 +84,11 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
                     "is at an http(s) URL, and this gateway fetches no images; send data:image/png;base64,DATA",
                 )
                 raise problem.api_error(count, field)
-            remote.append((count, url))
+            remote.append(RemoteImage(count, url, detail))
         else:
             raise ImageProblem("invalid_image_url", "must be a data URL or an http(s) URL").api_error(count, field)
-    return CheckedImages(PromptImages(count, url_bytes), tuple(remote))
+        tokens += image_tokens(url, detail)
+    return CheckedImages(PromptImages(count, url_bytes, tokens), tuple(remote))
 
 
 def replace_urls(body: bytes, data_urls: Mapping[str, str]) -> bytes:
@@ -120,8 +130,8 @@ def _is_image(part: Mapping[str, Any]) -> bool:
     return "image_url" in part or (isinstance(kind, str) and kind in IMAGE_PARTS)
 
 
-def _checked_url(part: Mapping[str, Any], field: str, number: int) -> str:
-    """Check `detail` of an image part, and return the image's URL."""
+def _checked_url(part: Mapping[str, Any], field: str, number: int) -> tuple[str, str | None]:
+    """Check an image part, and return the image's URL and its `detail`."""
     image = part.get("image_url")
     settings = image if isinstance(image, dict) else part
     detail = settings.get("detail")
@@ -129,7 +139,7 @@ def _checked_url(part: Mapping[str, Any], field: str, number: int) -> str:
         raise invalid_body(f"{field}.detail: must be one of {', '.join(DETAILS)}", f"{field}.detail")
     url = image.get("url") if isinstance(image, dict) else image
     if isinstance(url, str):
-        return url
+        return url, detail
     if part.get("file_id") is not None:
         raise unsupported_parameter(
             f"{field}.file_id",

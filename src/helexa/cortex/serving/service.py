@@ -9,6 +9,7 @@ from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
 from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.rate_limiter import RateLimitPermit
+from helexa.cortex.fleet.capabilities import nodes_without_vision
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.proxy import NoResponse, Settle
 from helexa.cortex.forwarding.sse_keep_alive import wait_for_load
@@ -114,7 +115,7 @@ async def _forward(
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
-    tried_nodes: set[str] = set()
+    tried_nodes = nodes_without_vision(fleet_view, model) if request.images.count else set[str]()
     if request.previous is not None and (holder := fleet_view.holder(request.previous)) is not None:
         tried_nodes = {node.name for node in fleet_view.nodes} - {
             holder.name

@@ -8,9 +8,6 @@ import msgspec
 IMAGE_TOKENS = 4096
 """Maximum number of tokens of one image or other file in a prompt."""
 
-TYPICAL_IMAGE_TOKENS = 1024
-"""Typical number of tokens of one image, for estimates."""
-
 _LONG_BODY_BYTES = 16 << 10
 _SEARCHED_QUOTES = 64
 _MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
@@ -23,15 +20,12 @@ class PromptImages(msgspec.Struct, frozen=True):
     Attributes:
         count: number of images.
         url_bytes: number of bytes of all data URLs in the request body. These bytes are not text of the prompt.
+        tokens: estimated number of tokens of all images.
     """
 
     count: int = 0
     url_bytes: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Estimated number of tokens of all images."""
-        return self.count * TYPICAL_IMAGE_TOKENS
+    tokens: int = 0
 
 
 NO_IMAGES = PromptImages()

@@ -15,11 +15,13 @@ from cortex.anthropic.conversation_node import talking
 from cortex.fake_node import COMPLETION, FakeNode
 from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.usage.media_tokens import IMAGE_TOKENS, TYPICAL_IMAGE_TOKENS
+from helexa.cortex.usage.image_tokens import TYPICAL_TOKENS
+from helexa.cortex.usage.media_tokens import IMAGE_TOKENS
 
 BASE64 = base64.b64encode(PNG).decode()
 SOURCE = {"type": "base64", "media_type": "image/png", "data": BASE64}
 LARGE = "data:image/jpeg;base64," + base64.b64encode(bytes(1_200_000)).decode()
+UNKNOWN_SIZE = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9j/"}}
 KEY = "a-key"
 CAP = 10_000
 
@@ -166,7 +168,7 @@ async def test_token_counts_include_images(node: FakeNode, server: ImageServer) 
             counted = await client.messages.count_tokens(model="Org/M", messages=user(TEXT, remote))
             assert (counted.input_tokens, sent(node)["messages"]) == (300, user(TEXT, image()))
             estimate = await client.messages.count_tokens(model="Org/Cold", messages=user(remote, remote))
-            assert 0 <= estimate.input_tokens - 2 * TYPICAL_IMAGE_TOKENS < 10
+            assert 0 <= estimate.input_tokens - 2 * TYPICAL_TOKENS < 10
         for path, field in (("/tokenize", "messages"), ("/v1/responses/input_tokens", "input")):
             parts = {"messages": image(server.url), "input": {"type": "input_image", "image_url": server.url}}
             body = {"model": "Org/M", field: user(parts[field])}
@@ -229,7 +231,9 @@ async def test_one_node_with_vision_is_enough(node: FakeNode) -> None:
     ):
         entry = await cortex.get("/v1/models/Org/M")
         assert sorted(entry["capabilities"]) == ["text", "vision"]
-        assert (await cortex.ask(messages=user(image())))[0] == 200
+        for number in range(8):
+            assert (await cortex.ask(messages=user(image(), {"type": "text", "text": str(number)})))[0] == 200
+    assert other.bodies == []
 
 
 async def test_third_party_backend_gets_data_urls(node: FakeNode, server: ImageServer) -> None:
@@ -267,11 +271,11 @@ async def test_budget_reserves_image_tokens_and_not_bytes(node: FakeNode) -> Non
 
 
 async def test_rate_limit_estimates_image_tokens(node: FakeNode) -> None:
-    settings = keyed(tokens_per_minute=2 * TYPICAL_IMAGE_TOKENS)
+    settings = keyed(tokens_per_minute=2 * TYPICAL_TOKENS)
     async with running_cortex(node, settings=settings) as cortex, openai_client(cortex) as client:
         await client.chat.completions.create(model="Org/M", messages=user(image(LARGE)), max_tokens=100)
         with pytest.raises(openai.RateLimitError):
-            await client.chat.completions.create(model="Org/M", messages=user(*[image()] * 3), max_tokens=1)
+            await client.chat.completions.create(model="Org/M", messages=user(*[UNKNOWN_SIZE] * 3), max_tokens=1)
     assert len(node.bodies) == 1
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
-from helexa.cortex.images.request_images import ImageLimits, check_images, count_images, replace_urls
+from helexa.cortex.images.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
+from helexa.cortex.usage.image_tokens import MIN_TOKENS
 from helexa.cortex.usage.media_tokens import PromptImages
 
 LIMITS = ImageLimits(max_images=3, max_bytes=1000, fetches=True)
@@ -51,7 +52,7 @@ INPUT_IMAGE = {"type": "input_image", "image_url": PNG_URL, "detail": "original"
 )
 def test_images_are_counted(body: bytes, count: int) -> None:
     assert count_images(body) == count
-    assert check_images(body, NO_FETCHES).images == PromptImages(count, count * len(PNG_URL))
+    assert check_images(body, NO_FETCHES).images == PromptImages(count, count * len(PNG_URL), count * MIN_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_remote_urls_are_replaced_everywhere() -> None:
         {"role": "user", "content": [{"type": "input_image", "image_url": REMOTE}, INPUT_IMAGE]},
         CALL_OUTPUT | {"output": [{"type": "input_image", "image_url": REMOTE}]},
     )
-    assert check_images(body, LIMITS).remote == ((1, REMOTE), (3, REMOTE))
+    assert check_images(body, LIMITS).remote == (RemoteImage(1, REMOTE), RemoteImage(3, REMOTE))
     new_body = replace_urls(body, {REMOTE: "data:new"})
     assert json.loads(new_body) == json.loads(body.replace(json.dumps(REMOTE).encode(), b'"data:new"'))
     chat_body = chat(image(REMOTE, detail="high"), TEXT)
