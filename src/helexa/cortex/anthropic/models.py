@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
+from helexa.cortex.fleet.capabilities import VISION
 
 VERSION_HEADER = "anthropic-version"
 """A request with this header gets responses in Anthropic's formats."""
@@ -23,6 +24,7 @@ def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
         "lifecycle": "active",
         "max_input_tokens": entry.get("max_model_len") or entry.get("max_input_tokens"),
         "max_tokens": entry.get("max_output_tokens") or entry.get("max_model_len"),
+        "capabilities": _capabilities(entry),
     }
 
 
@@ -46,6 +48,27 @@ def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str
         "has_more": len(page) < end - start,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def _capabilities(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the capabilities of a model in Anthropic's format, or None if they are unknown."""
+    names = entry.get("capabilities")
+    if not names:
+        return None
+    no, yes = {"supported": False}, {"supported": True}
+    reasons = {"supported": bool(entry.get("reasoning"))}
+    return {
+        "batch": no,
+        "citations": no,
+        "code_execution": no,
+        "context_management": no,
+        "effort": reasons | dict.fromkeys(("low", "medium", "high", "xhigh", "max"), reasons),
+        "image_input": {"supported": VISION in names},
+        "pdf_input": no,
+        "server_tools": no | {"code_execution": no, "web_search": no},
+        "structured_outputs": yes,
+        "thinking": reasons | {"types": dict.fromkeys(("adaptive", "enabled", "between_tools", "disabled"), yes)},
     }
 
 

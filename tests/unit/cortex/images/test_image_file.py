@@ -1,8 +1,12 @@
 """Checks of data URLs."""
 
 import base64
+import binascii
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG, PNG_URL
 from helexa.cortex.images.image_file import ImageProblem, check_data_url, to_data_url
@@ -52,6 +56,18 @@ def test_data_url_is_rejected(url: str, code: str) -> None:
         check_data_url(url, LIMIT)
     assert rejected.value.code == code
     assert len(str(rejected.value)) < 200
+
+
+@given(st.text("Aa0+/=-\n ", max_size=12))
+def test_base64_is_accepted_if_it_is_valid(text: str) -> None:
+    is_valid = re.fullmatch("(?:[a-zA-Z0-9+/]{4})*(?:[a-zA-Z0-9+/]{2}==|[a-zA-Z0-9+/]{3}=)?", text) and text
+    try:
+        check_data_url(f"data:image/png;base64,{text}", LIMIT)
+    except ImageProblem:
+        assert not is_valid
+    else:
+        assert is_valid
+        assert binascii.a2b_base64(text, strict_mode=True)
 
 
 @pytest.mark.parametrize(

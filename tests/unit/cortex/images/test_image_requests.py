@@ -10,6 +10,8 @@ import anthropic
 import openai
 import pytest
 from aiohttp import web
+from anthropic.types import ModelInfo
+from pydantic import TypeAdapter
 
 from cortex.anthropic.conversation_node import talking
 from cortex.fake_node import COMPLETION, FakeNode
@@ -234,6 +236,22 @@ async def test_one_node_with_vision_is_enough(node: FakeNode) -> None:
         for number in range(8):
             assert (await cortex.ask(messages=user(image(), {"type": "text", "text": str(number)})))[0] == 200
     assert other.bodies == []
+
+
+async def test_models_state_whether_they_see_images(node: FakeNode) -> None:
+    models = [{"id": "Org/Text", "capabilities": ["text"]}, {"id": "Org/Unknown"}]
+    async with running_cortex(node, models=models) as cortex, talking(cortex) as client:
+        entries = {entry["id"]: entry for entry in (await cortex.get("/v1/models"))["data"]}
+        sees: dict[str, bool | None] = {}
+        async for model in client.models.list():
+            TypeAdapter(ModelInfo).validate_python(model.to_dict())
+            sees[model.id] = model.capabilities.image_input.supported if model.capabilities else None
+    assert {id: entry["capabilities"] for id, entry in entries.items()} == {
+        "Org/M": ["text", "vision"],
+        "Org/Text": ["text"],
+        "Org/Unknown": [],
+    }
+    assert sees == {"Org/M": True, "Org/Text": False, "Org/Unknown": None}
 
 
 async def test_third_party_backend_gets_data_urls(node: FakeNode, server: ImageServer) -> None:
