@@ -1,5 +1,6 @@
 """Requests with images from the clients of OpenAI and Anthropic, through a real gateway to a fake node."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -316,3 +317,23 @@ async def test_settings_are_reloaded(cortex: Cortex, server: ImageServer) -> Non
     images = gateway.config.images.model_validate(fetching(server)["images"])
     gateway.configure(gateway.config.model_copy(update={"images": images}), gateway.catalogue)
     assert (await cortex.ask(messages=user(image(server.url))))[0] == 200
+
+
+async def test_disconnect_of_the_client_ends_the_fetch(node: FakeNode, server: ImageServer) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return web.Response()
+
+    server.respond = respond
+    async with running_cortex(node, settings=fetching(server)) as cortex:
+        request = asyncio.create_task(cortex.ask(messages=user(image(server.url))))
+        await asyncio.wait_for(began.wait(), 20)
+        request.cancel()
+        await asyncio.wait_for(ended.wait(), 20)
+    assert node.bodies == []

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
@@ -103,3 +105,28 @@ def test_remote_urls_are_replaced_everywhere() -> None:
 def test_fields_outside_the_conversation_are_unchanged() -> None:
     body = chat(image(REMOTE))[:-1] + b', "seed": 123456789012345678901234567890, "x": 1.10}'
     assert b'"seed":123456789012345678901234567890,"x":1.10' in replace_urls(body, {REMOTE: "data:new"})
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["image_url", "image", "low", PNG_URL, REMOTE]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "image_url", "url", "detail", "content", "output", "file_id"]), inner, max_size=4
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "input"]), st.lists(values, max_size=3) | values))
+def test_any_body_is_accepted_or_rejected_with_400(content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    try:
+        checked = check_images(body, LIMITS)
+    except ApiError as error:
+        assert error.status == 400
+    else:
+        assert checked.images.count == count_images(body) >= len(checked.remote)
+        new_body = replace_urls(body, {image.url: PNG_URL for image in checked.remote})
+        assert check_images(new_body, NO_FETCHES).remote == ()
