@@ -23,7 +23,7 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
     """Configure Python's logging to write to stderr.
 
     The environment variable `HELEXA_LOG` overrides `level`, and can set the levels of single loggers, as in
-    `info,helexa.cortex.fleet=debug`. The variable `HELEXA_LOG_FORMAT` overrides `default_format`.
+    `info,helexa.cortex.requests=debug`. The variable `HELEXA_LOG_FORMAT` overrides `default_format`.
 
     Raises:
         ConfigError: a level or the format is unknown.
