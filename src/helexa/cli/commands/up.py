@@ -21,6 +21,7 @@ from helexa.cli.local.local_config import LOOPBACK, LocalConfig, LocalModel
 from helexa.cli.local.stack import Stack
 from helexa.cli.local.state_folder import state_folder
 from helexa.cli.terminal import Progress, note, printable
+from helexa.core.extras import not_installed
 from helexa.core.fleet import Activation, Health
 from helexa.http.origin import is_loopback
 
@@ -77,7 +78,7 @@ def up(
         raise CommandError("--insecure and --api-key contradict each other", USAGE)
     key = None if api_key is None else checked_key(api_key)
     if importlib.util.find_spec("torch") is None:
-        raise CommandError("torch is not installed; install it with: pip install 'helexa[neuron]'")
+        raise CommandError(not_installed("torch", "neuron"))
     _check_ports(host, {"--port": port, "--metrics-port": metrics_port, "--neuron-port": neuron_port})
     folder = state_folder("up", str(port))
     logs = (log_dir or folder).absolute()

