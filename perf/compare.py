@@ -1,16 +1,17 @@
 """Compare the speed of helexa's engine with other engines (peers) on the same GGUF file.
 
 usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
-           [--peer llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR] [--out snapshot.json]
+           [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR]
+           [--out snapshot.json]
 
 A row is one measurement: `decode@B` or `decode@B:C` (B sequences decode together, with C tokens of context each), or
 `prefill@N` (one prompt of N tokens). In every turn, each engine measures all rows once in a new process. The engines
 run one after the other (helexa, llama.cpp, openvino, helexa, ...), so that other activity on the machine affects all of
 them.
 
-PYTHON is a Python interpreter with the peer's package (llama-cpp-python or openvino-genai). `--install-peers` creates
-virtual environments with these packages below DIR if they are missing. It then compiles llama.cpp, which takes minutes
-and needs a C++ compiler.
+PYTHON is a Python interpreter with the peer's package (llama-cpp-python, ik-llama-cpp-python or openvino-genai).
+`--install-peers` creates virtual environments with these packages below DIR if they are missing. It then compiles
+llama.cpp, which takes minutes and needs a C++ compiler.
 
 The script writes a table of medians and ratios to stdout, its progress to stderr, and all values to the file `--out`. A
 star in the table marks a result whose largest and smallest values differ by more than 15 % of the median: measure it
@@ -66,6 +67,7 @@ class Peer:
 
 PEERS = {
     "llama.cpp": Peer("peer_llama_cpp.py", "llama-cpp-python"),
+    "ik_llama.cpp": Peer("peer_llama_cpp.py", "ik-llama-cpp-python"),
     "openvino": Peer("peer_openvino.py", "openvino-genai"),
 }
 

@@ -1,17 +1,26 @@
-"""Measure llama.cpp on the benchmark rows of `engine.py`, through llama-cpp-python, as JSON lines.
+"""Measure llama.cpp or its fork ik_llama.cpp on the benchmark rows of `engine.py`, as JSON lines.
 
 usage: PYTHON perf/peers/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
-PYTHON is a Python interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses
-llama.cpp's default settings, except for the context size and a KV cache that all sequences share. The measured time
-contains only calls of `llama_decode` with given tokens, without a sampler, which is an advantage for llama.cpp.
+PYTHON is a Python interpreter with llama-cpp-python or ik-llama-cpp-python; no other package is needed. MODEL is a GGUF
+file. The script uses llama.cpp's default settings, except for the context size and a KV cache that all sequences share.
+ik_llama.cpp runs in its fastest mode, with repacked weights, and without flash attention, which aborts with several
+sequences. The measured time contains only calls of `llama_decode` with given tokens, without a sampler, which is an
+advantage for both.
 """
 
 import sys
 import time
 from pathlib import Path
 
-import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+try:
+    import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # PYTHON has one of the two
+
+    IK = False
+except ImportError:
+    import ik_llama_cpp._ctypes_api as llama  # pyright: ignore[reportMissingImports]
+
+    IK = True
 
 sys.path.append(str(Path(__file__).parents[1]))
 from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
@@ -24,13 +33,20 @@ class Context:
 
     def __init__(self, model: str, rows: list[Row], threads: int) -> None:
         llama.llama_backend_init()
-        self._model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
+        model_parameters = llama.llama_model_default_params()
+        if IK:
+            model_parameters.repack_tensors = True
+        self._model = llama.llama_model_load_from_file(model.encode(), model_parameters)
         if not self._model:
             raise SystemExit(f"llama.cpp cannot load {model}")
         parameters = llama.llama_context_default_params()
         parameters.n_ctx = max(4096, *(row.positions for row in rows))
         parameters.n_batch = parameters.n_ubatch = BATCH
-        parameters.n_seq_max, parameters.kv_unified = max(1, *(row.sequences for row in rows)), True
+        parameters.n_seq_max = max(1, *(row.sequences for row in rows))
+        if IK:
+            parameters.flash_attn = False
+        else:
+            parameters.kv_unified = True
         if threads:
             parameters.n_threads = parameters.n_threads_batch = threads
         self._context = llama.llama_init_from_model(self._model, parameters)
@@ -72,10 +88,14 @@ class Context:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
         if llama.llama_decode(self._context, batch) != 0:
             raise RuntimeError("llama.cpp could not run a batch")
-        llama.llama_synchronize(self._context)
+        if not IK:  # its `llama_decode` returns after the computation
+            llama.llama_synchronize(self._context)
 
     def _clear(self) -> None:
-        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        if IK:
+            llama.llama_kv_cache_clear(self._context)
+        else:
+            llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
 
 
 def main() -> None:
@@ -84,7 +104,7 @@ def main() -> None:
         raise SystemExit(f"{arguments.model} is no file")
     context = Context(arguments.model, arguments.rows, arguments.threads)
     context.decode(Row.parse("decode@1"))  # warm up
-    measure_rows("llama.cpp", arguments.rows, context.decode, context.prefill)
+    measure_rows("ik_llama.cpp" if IK else "llama.cpp", arguments.rows, context.decode, context.prefill)
 
 
 if __name__ == "__main__":

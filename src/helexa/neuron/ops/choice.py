@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from helexa.neuron.hardware.triton_toolchain import triton_cache, triton_missing
-from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.ops.constants import MIXED, Kernels
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference.reference import ReferenceOps
 
@@ -29,9 +29,6 @@ class KernelChoice:
 OLDEST = (7, 5)
 """Lowest CUDA compute capability that the Triton kernels support."""
 
-NARROW = 2048
-"""Models up to this hidden size multiply with 16-bit activations: 8-bit activations would change their tokens."""
-
 
 def choose(
     device: torch.device,
@@ -39,7 +36,7 @@ def choose(
     config: dict[str, Any],
     *,
     kv_bits: int = 16,
-    x_bits: int | None = None,
+    x_bits: int = MIXED,
     half: bool = True,
     kernels: Kernels = "auto",
 ) -> KernelChoice:
@@ -49,8 +46,8 @@ def choose(
         dtype: dtype of activations; None for the default dtype of the device.
         config: the model's configuration with the keys of Hugging Face's `config.json`.
         kv_bits: bits of each number in the KV cache, 16 or 8. The plain-torch kernels ignore the value 8.
-        x_bits: bits to which matrix products of the native kernels round activations, 16 or 8. None selects 16 for
-            hidden sizes up to `NARROW` and 8 for larger models.
+        x_bits: bits to which matrix products of the native kernels round activations, 16, 8, or `MIXED` for
+            8 bits, with 16 bits for outliers.
         half: whether the model's activations stay within the range of float16.
         kernels: implementation to use, `torch` or `triton`. `auto` selects the fastest implementation that works.
             If `triton` cannot be used, the plain-torch kernels are returned.
@@ -76,7 +73,6 @@ def choose(
     try:
         library, reason = native_kernels(), NativeOps.unsupported_shape(config)
         if reason is None:
-            x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
             return KernelChoice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), library.origin)
     except Unavailable as error:
         reason = str(error)

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from neuron.ops import random_weights
 
 GROUP = 32
 LARGEST = {16: 127.0 * 256 + 127, 8: 127.0}
 """The code of the largest value of a group, by bits."""
+OUTLIER, SAMPLED = 3.5, 4
+"""Magnitude of an outlier as a multiple of the mean of a row, of which one of `SAMPLED` groups is measured."""
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32."""
 NOTHING = 1e-25
@@ -36,7 +39,7 @@ class Product:
     rounding: Tensor
 
 
-def product(x: Tensor, weight: Weight, bits: int = 16) -> Product:
+def product(x: Tensor, weight: Weight, bits: int = MIXED) -> Product:
     """Return x [T, K] times weight [N, K].
 
     Activations are rounded to codes with one scale per 32 columns, or to bfloat16 if the weight is not quantized.
@@ -74,8 +77,23 @@ def rounded_to_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Return scales [T, G] and integer codes [T, G, 32]."""
     groups = x.unflatten(-1, (-1, GROUP))
     peak = groups.abs().amax(-1)
-    inverse = torch.where(peak > _SMALLEST, torch.tensor(LARGEST[bits]) / peak, 0.0)
-    return (peak / LARGEST[bits]).double(), (groups * inverse[..., None]).round().double()
+    scale = peak * torch.tensor(1 / LARGEST[bits or 16])
+    if bits == MIXED:
+        sampled = groups[..., ::SAMPLED, :].abs().flatten(-2)
+        outlier = OUTLIER * _sum_in_float32(sampled) / sampled.shape[-1]
+        scale = torch.maximum(scale, torch.minimum(peak, outlier[..., None]) * torch.tensor(1 / LARGEST[8]))
+    inverse = torch.where(peak > _SMALLEST, 1 / scale, 0.0)
+    return scale.double(), (groups * inverse[..., None]).round().double()
+
+
+def _sum_in_float32(x: Tensor) -> Tensor:
+    """Return the sums of the rows of x [T, K], added in the order of the kernels."""
+    lanes = torch.zeros(*x.shape[:-1], 16)
+    for part in x.split(16, -1):
+        lanes = lanes + part
+    quarters = lanes[..., :8] + lanes[..., 8:]
+    quarters = quarters[..., :4] + quarters[..., 4:]
+    return (quarters[..., 0] + quarters[..., 2]) + (quarters[..., 1] + quarters[..., 3])
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind | None = None) -> tuple[Tensor, Tensor]:

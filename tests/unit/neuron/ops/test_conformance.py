@@ -29,7 +29,7 @@ class TestNative(Conformance):
 
     @pytest.fixture
     def ops(self, built: KernelLibrary) -> Ops:
-        return NativeOps(built, 2)
+        return NativeOps(built, 2, x_bits=16)
 
 
 class TestNativeInBytes(CacheConformance):
@@ -37,4 +37,4 @@ class TestNativeInBytes(CacheConformance):
 
     @pytest.fixture
     def ops(self, built: KernelLibrary) -> Ops:
-        return NativeOps(built, 2, kv_bits=8)
+        return NativeOps(built, 2, kv_bits=8, x_bits=16)

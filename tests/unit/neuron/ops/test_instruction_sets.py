@@ -5,6 +5,7 @@ import torch
 
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
@@ -61,7 +62,7 @@ def norm_and_activation_hold(library: KernelLibrary) -> None:
         torch.testing.assert_close(ops.gate_mul(x * 10, name), expected, rtol=2e-5, atol=1e-14)
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", random_weights.ALL)
 def test_products_with_avx2(with_avx2: KernelLibrary, name: str, bits: int) -> None:
     products_hold(with_avx2, name, bits)
@@ -77,7 +78,7 @@ def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
     norm_and_activation_hold(with_avx2)
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "MXFP4", random_weights.PLAIN])
 def test_products_without_special_instructions(portable: KernelLibrary, name: str, bits: int) -> None:
     products_hold(portable, name, bits)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helexa.neuron.ops.choice import accelerator_dtype, choose
+from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.machine_code import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
@@ -27,9 +28,11 @@ def test_native_kernels_are_chosen_if_available(library: KernelLibrary) -> None:
     assert choose(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
 
 
-@pytest.mark.parametrize(("width", "calls", "bits"), [(2048, None, 16), (2560, None, 8), (2048, 8, 8), (2560, 16, 16)])
-def test_narrow_models_get_16_bit_activations(library: KernelLibrary, width: int, calls: int | None, bits: int) -> None:
-    ops = choose(CPU, None, SHAPE | {"hidden_size": width}, x_bits=calls).ops
+@pytest.mark.parametrize(("arguments", "bits"), [({}, MIXED), ({"x_bits": 8}, 8), ({"x_bits": 16}, 16)])
+def test_activations_have_8_bits_except_for_outliers_by_default(
+    library: KernelLibrary, arguments: dict[str, int], bits: int
+) -> None:
+    ops = choose(CPU, None, SHAPE, **arguments).ops
     assert isinstance(ops, NativeOps)
     assert ops.x_bits == bits
 

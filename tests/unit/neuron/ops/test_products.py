@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
@@ -52,7 +53,7 @@ def activations(rows: int, columns: int) -> Tensor:
     return x
 
 
-def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None, bits: int = 16) -> None:
+def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None, bits: int = MIXED) -> None:
     """Assert that a product is within the error bounds of its number format."""
     expected = float64.product(x, weight, bits)
     shift = torch.zeros(()) if bias is None else bias.double()
@@ -62,7 +63,7 @@ def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None, 
     assert ((actual - (expected.unrounded + shift)).abs() <= expected.rounding + tolerance).all()
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
 def test_product_is_exact_except_for_rounded_activations(
     library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
@@ -72,7 +73,7 @@ def test_product_is_exact_except_for_rounded_activations(
     near(native.linear([native.matrix(weight)], None)(x), x, weight, bits=bits)
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
 def test_row_does_not_depend_on_number_of_rows(
     library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
@@ -87,7 +88,7 @@ def test_row_does_not_depend_on_number_of_rows(
         assert torch.equal(linear(x[first:end]), together[first:end])
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", random_weights.ALL)
 def test_non_finite_activations_give_non_finite_results(library: KernelLibrary, name: str, bits: int) -> None:
     native = NativeOps(library, THREADS, x_bits=bits)

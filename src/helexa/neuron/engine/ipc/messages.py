@@ -54,7 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         snapshot_mb: MiB for snapshots of recurrent state; 0 for a part of free memory. A prompt with the same beginning
             as an earlier prompt continues from a snapshot.
         activations: integer type to which the native CPU kernels round the input of products with quantized weights:
-            `int16`, `int8`, or `auto` to choose by model.
+            `int16`, `int8`, or `auto` for 8 bits, with 16 bits for outliers.
         kv_dtype: dtype of the KV cache: `auto` for the activation dtype, or `int8`, which plain torch does not support.
         speculation: whether to use speculative decoding: draft tokens by repetition of parts of the prompt or output,
             and verify several tokens in one step. The output does not change.

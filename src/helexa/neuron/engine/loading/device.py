@@ -11,6 +11,7 @@ from helexa.neuron.engine.loading.memory_request import free_memory
 from helexa.neuron.engine.ranks.cpu_binding import cpus_for
 from helexa.neuron.hardware.cores import physical_cores
 from helexa.neuron.ops.choice import choose
+from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import Checkpoint
@@ -47,7 +48,7 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
         half: whether the model's activations stay within the range of float16.
     """
     kv_bits = 8 if options.kv_dtype == "int8" else 16
-    x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
+    x_bits = {"auto": MIXED, "int16": 16, "int8": 8}[options.activations]
     choice = choose(
         device,
         _DTYPES.get(options.dtype),

@@ -24,7 +24,7 @@ class Launcher:
     """Functions that the native operators share: kernel launches, and memory for results.
 
     Attributes:
-        x_bits: bits to which products with quantized weights round activations, 16 or 8.
+        x_bits: bits to which products with quantized weights round activations: 16, 8 or MIXED.
     """
 
     def __init__(self, workspace: Workspace, graphs: Graphs, x_bits: int) -> None:
@@ -43,7 +43,7 @@ class Launcher:
         return self._workspace.take(*shape, dtype=dtype)
 
     def take_rounded(self, rows: int, columns: int) -> Tensor:
-        """Return uninitialized memory for the activations [rows, columns] after rounding to `x_bits` bits."""
+        """Return uninitialized memory for the activations [rows, columns] after rounding."""
         blocks = rows * columns // GROUP + SPARE_BLOCKS
         return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
 

@@ -51,7 +51,7 @@ class NativeLinear:
                 launcher.launch("quantise", x=x, out=inputs[plain], rows=rows, columns=columns, **options)
         for matrix, bias, to in zip(self._matrices, self._biases, out.split(self._widths, dim=1), strict=True):
             plain = matrix.number is None
-            options = {} if plain else {"number": matrix.number, "x_bits": launcher.x_bits}
+            options = {} if plain else {"number": matrix.number}
             launcher.launch(
                 "multiply_plain" if plain else "multiply",
                 matrix is self._matrices[-1],

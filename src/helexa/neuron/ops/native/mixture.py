@@ -134,6 +134,5 @@ class _Products:
                 outputs=matrix.outputs,
                 stride=stride,
                 number=-1 if matrix.number is None else matrix.number,
-                x_bits=launcher.x_bits,
             )
         return out

@@ -1,6 +1,6 @@
 """CPU kernels in C, which are compiled on first use and multiply quantized weights directly.
 
-Activations between kernels are float32. Matrix products round activations to 16 or 8 bits, in groups of 32 numbers.
+Activations between kernels are float32. Matrix products round activations to integers, in groups of 32 numbers.
 Every row is computed with the same operations in the same order. Other sequences in the batch, prefill chunk boundaries
 and prefix cache hits therefore never change the tokens of a sequence.
 """
@@ -18,7 +18,7 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, PAGE_SIZE
+from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, MIXED, PAGE_SIZE
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import LinearOp, ProductBytes
@@ -62,12 +62,13 @@ class NativeOps(Ops):
         threads: number of threads that run kernels.
         kv_bits: bits of each number in the KV cache: 16 for bfloat16, or 8 for 8-bit numbers with one scale per token
             and head.
-        x_bits: bits to which products with quantized weights round activations, 16 or 8.
+        x_bits: bits to which products with quantized weights round activations: 16, 8, or MIXED for 8 bits, with 16
+            bits for outliers.
     """
 
     name = "native"
 
-    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:
+    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = MIXED) -> None:
         super().__init__(
             torch.device("cpu"),
             torch.bfloat16,

@@ -96,7 +96,6 @@ INLINE int64_t multiply_one(const void *arguments, int64_t expert, int64_t start
         .outputs = a->outputs,
         .stride = a->stride,
         .number = a->number,
-        .x_bits = a->x_bits,
     };
     return multiply(&one_expert, item);
 }

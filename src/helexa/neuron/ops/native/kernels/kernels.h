@@ -17,7 +17,7 @@ typedef uint16_t bfloat16;
 #define MAX_QUERIES 32         /* maximum queries of an attention tile: rows times query heads per KV head */
 #define GROUP 32               /* columns per group of a quantized matrix */
 #define STRETCH_GROUPS 8       /* groups of a stretch: they share a unit, in formats with two scale levels */
-#define BLOCK_BYTES 80         /* bytes of a block: GROUP rounded activations */
+#define BLOCK_BYTES 84         /* bytes of a block: GROUP rounded activations */
 #define SPARE_BLOCKS 8         /* allocated blocks after the last block, which `multiply` may read but ignores */
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
 #define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a graph */
@@ -26,6 +26,7 @@ typedef uint16_t bfloat16;
 #define RANK_STATE_BYTES 4096  /* bytes of the states of all ranks, at the start of the memory that ranks share */
 #define RANK_TIME_OFFSET 16    /* offset in a rank's state of the time that the rank has spent in exchanges, int64 */
 #define EXCHANGE_BYTES 4194304 /* bytes of each of the two exchange buffers after the states */
+#define MIXED 0                /* bits of rounded activations: 8, and 16 for outliers */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
 /* Types of plain weights and of scale units. */
@@ -197,8 +198,8 @@ typedef struct {
     int64_t rows, stride;
 } collect_arguments;
 
-/* Round x to blocks of integers with `x_bits` bits, which `multiply` reads. With a gate, round gate(first half of x) *
- * second half of x. */
+/* Round x to blocks of integers with `x_bits` bits (16, 8 or MIXED), which `multiply` reads. With a gate, round
+ * gate(first half of x) * second half of x. */
 typedef struct {
     const float *x; /* [rows, columns], or [rows, 2 * columns] with a gate */
     uint8_t *out;
@@ -211,7 +212,7 @@ typedef struct {
     const uint8_t *matrix;
     float *out;                 /* [rows, stride] */
     const float *nullable bias; /* [outputs] */
-    int64_t rows, columns, outputs, stride, number, x_bits;
+    int64_t rows, columns, outputs, stride, number;
 } multiply_arguments;
 
 /* Round x to bfloat16. */
@@ -256,7 +257,7 @@ typedef struct {
     const int64_t *matrices;    /* [experts], addresses of packed matrices */
     float *out;                 /* [pairs, stride] */
     const float *nullable bias; /* [experts, stride] */
-    int64_t experts, columns, outputs, stride, number, x_bits;
+    int64_t experts, columns, outputs, stride, number;
 } multiply_experts_arguments;
 
 /* Change gate and up in place: first limit gate to at most `limit`, and up to the range from -limit to limit. Then

@@ -1,8 +1,12 @@
 /* Matrix products of activations with packed weights: `out[t, n] = sum over k of x[t, k] * w[n, k]`.
  *
- * Activations are rounded to 16 or 8 bits with one scale per 32 columns; products of codes are summed as integers.
- * With VNNI, the kernel first sums products of the upper bytes, multiplies the sums by 256 and then adds products of
- * the lower bytes, if any. A row of x goes through the same operations in the same order, independent of other rows. */
+ * Activations are rounded to codes of 16 or 8 bits with one scale per 32 columns; products of codes are summed as
+ * integers. With VNNI, a code of 16 bits is 256 * upper + lower. The kernel first sums products of the upper bytes,
+ * multiplies the sums by 256 and then adds products of the lower bytes. It skips quads whose upper bytes are 0 in all
+ * rows that it multiplies at once. Sums of integers are exact, so other rows do not change the result of a row.
+ *
+ * With mixed rounding, the scale of a group fits most numbers of the row into 8 bits. Only numbers that are much larger
+ * (outliers) need upper bytes. They would otherwise force a coarse scale on the 31 other columns of their group. */
 #include "graph.h"
 #include "tiles.h"
 
@@ -16,26 +20,35 @@
 #define LEAST_ROWS 48 /* minimum rows per item */
 #ifdef __AVX512VNNI__
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
-#define PARTS 2 /* a 16-bit code is 256 * upper + lower; an 8-bit code has no lower byte */
+#define PARTS 2 /* lower and upper bytes */
 #else
 #define UNROLL_QUADS _Pragma("GCC unroll 1") /* unrolled, GCC needs too many registers */
 #define PARTS 1
 #endif
+#define ALL_QUADS 255
+#define OUTLIER 3.5f   /* magnitude of an outlier, as a multiple of the row's mean magnitude */
+#define SAMPLED 4      /* one of so many groups of a row determines its mean magnitude */
+#define MOST_8 127.0f
+#define MOST_16 (127 * 256 + 127.0f)
 
 /* 32 rounded activations of one row. */
 typedef struct {
     float scale, scaled_sum; /* `scaled_sum` is the sum of the rounded activations */
     int32_t first, second;   /* -32 times the sum of the codes of each half */
+    int32_t upper;           /* bit j: an upper byte of quad j may differ from 0 */
     quad codes[PARTS][QUADS];
 } block;
 _Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");
 
-/* Add to `dots` [rows, tiles] the products of `count` quads from `j` on with one part of x: upper or lower bytes. */
+/* Add to `dots` [rows, tiles] the products of those of `count` quads from `j` on that `chosen` has bits of, with one
+ * part of x: lower or upper bytes. */
 INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int part,
-                      slice_words *dots, const int j, const int count, const int rows, const int tiles) {
+                      slice_words *dots, const int j, const int count, const int rows, const int tiles,
+                      const int32_t chosen) {
     UNROLL_QUADS
     for (int q = j; q < j + count; q++) {
         slice_bits codes[MAX_TILES];
+        if (!(chosen >> q & 1)) continue;
 #pragma GCC unroll 2
         for (int t = 0; t < tiles; t++) {
             codes[t] = quad_codes(f, from[t], q);
@@ -52,20 +65,24 @@ INLINE void add_quads(const format f, const slice_bits table, const uint8_t *con
 
 /* dots [rows, tiles] = the products of `count` quads from `j` on. */
 INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x,
-                      slice_words *dots, const int j, const int count, const int rows, const int tiles,
-                      int64_t x_bits) {
+                      slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     for (int i = 0; i < rows * tiles; i++) dots[i] = (slice_words){0};
-    add_quads(f, table, from, x, 0, dots, j, count, rows, tiles);
-    if (PARTS == 1 || x_bits == 8) return;
-    for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
-    add_quads(f, table, from, x, PARTS - 1, dots, j, count, rows, tiles);
+    if (PARTS > 1) {
+        int32_t upper = 0;
+        for (int r = 0; r < rows; r++) upper |= x[r].upper;
+        if (upper >> j & ((1 << count) - 1)) {
+            add_quads(f, table, from, x, PARTS - 1, dots, j, count, rows, tiles, upper);
+            for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
+        }
+    }
+    add_quads(f, table, from, x, 0, dots, j, count, rows, tiles, ALL_QUADS);
 }
 
 /* Multiply `rows` rows of x by `tiles` tiles, for the slice of lanes from `lane` on, and write `sums` [rows, tiles].
  * The tiles are `distance` bytes apart. The blocks of `stride` rows of x are interleaved. */
 INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                            int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
-                           int64_t x_bits, int64_t lane) {
+                           int64_t lane) {
     const slice_bits table = f.table ? load_table(matrix) : (slice_bits){0};
     slice acc[MAX_ROWS * MAX_TILES];
     for (int i = 0; i < rows * tiles; i++) acc[i] = (slice){0};
@@ -81,7 +98,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
                     __builtin_prefetch(from[t] + ahead + line);
         }
         if (f.group == GROUP) {
-            dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles, x_bits);
+            dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * tiles; i++) {
                 const block *activations = x + i / tiles;
@@ -92,13 +109,13 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
             }
             continue;
         }
-        dot_quads(f, table, from, x, dots, 0, QUADS / 2, rows, tiles, x_bits);
+        dot_quads(f, table, from, x, dots, 0, QUADS / 2, rows, tiles);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             dots[i] += f.zero / 32 * x[i / tiles].first;
             products[i] = __builtin_convertvector(dots[i], slice) * scale[i % tiles][0];
         }
-        dot_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles, x_bits);
+        dot_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             const block *activations = x + i / tiles;
@@ -119,7 +136,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
  * of x. */
 #define MULTIPLY(NUMBER, STRIDE, ROWS, TILES) \
     for (int64_t lane = 0; lane < LANES; lane += SLICE) \
-    multiply_slice(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, x_bits, lane)
+    multiply_slice(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, lane)
 #define BY_ROWS(NUMBER) \
     case NUMBER: \
         if (rows == 1) MULTIPLY(NUMBER, 1, 1, 1); \
@@ -132,7 +149,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
 /* Multiply up to MAX_ROWS rows. The function may also multiply blocks after the last row. Callers ignore the results of
  * these blocks. */
 static void multiply_any(int64_t number, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
-                         int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead, int64_t x_bits) {
+                         int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead) {
     switch (number) { EACH_FORMAT(BY_ROWS) }
 }
 
@@ -180,7 +197,7 @@ KERNEL(multiply, item) {
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
             int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* hardware prefetches one stream */
             multiply_any(number, a->matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together,
-                         width, ahead, a->x_bits);
+                         width, ahead);
             for (int64_t t = 0; t < width; t++) {
                 int64_t at = (tile + t) * LANES, count = outputs - at < LANES ? outputs - at : LANES;
                 lanes offset = {0};
@@ -193,22 +210,30 @@ KERNEL(multiply, item) {
     return 0;
 }
 
-INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
-    const float most = x_bits == 8 ? 127.0f : 127 * 256 + 127.0f;
+/* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit` is
+ * negative. */
+INLINE void round_group(block *to, lanes low, lanes high, float limit) {
     float off = sum((low - low) + (high - high)); /* 0 if all numbers are finite, else NaN, which makes the scale NaN */
     if (off != 0.0f) low = high = (lanes){0};
     lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
-    float peak = largest(size), inverse = peak > 1e-30f ? most / peak : 0.0f;
+    float peak = largest(size), scale = peak * (1 / MOST_16), inverse;
+    if (limit >= 0 && peak > 0) {
+        float narrow = (peak < limit ? peak : limit) * (1 / MOST_8);
+        scale = narrow > scale ? narrow : scale;
+    }
+    inverse = peak > 1e-30f ? 1 / scale : 0.0f;
     lanes values[2] = {low * inverse, high * inverse};
-    int32_t sums[2] = {0, 0};
+    int32_t sums[2] = {0, 0}, upper = 0;
     for (int half = 0; half < 2; half++) {
         /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
         words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
         quad *quads = to->codes[0] + half * QUADS / 2;
 #if defined(__AVX512VNNI__)
-        words upper = x_bits == 8 ? codes : (codes + 128) >> 8, lower = codes - (upper << 8);
-        _mm_storeu_si128((__m128i *)quads, _mm512_cvtepi32_epi8((__m512i)upper));
-        if (x_bits > 8) _mm_storeu_si128((__m128i *)(quads + QUADS), _mm512_cvtepi32_epi8((__m512i)lower));
+        words uppers = (codes + 128) >> 8, lowers = codes - (uppers << 8);
+        _mm_storeu_si128((__m128i *)quads, _mm512_cvtepi32_epi8((__m512i)lowers));
+        _mm_storeu_si128((__m128i *)(quads + QUADS), _mm512_cvtepi32_epi8((__m512i)uppers));
+        uint32_t nonzero = _mm512_test_epi32_mask((__m512i)uppers, (__m512i)uppers);
+        for (int q = 0; q < QUADS / 2; q++) upper |= (nonzero >> 4 * q & 15 ? 1 : 0) << (half * QUADS / 2 + q);
 #else
         uint64_t twos[QUADS], low = 0x0000ffff0000ffff;
         memcpy(twos, &codes, sizeof twos);
@@ -219,17 +244,32 @@ INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
 #endif
         sums[half] = sum_words(codes);
     }
-    to->scale = peak / most + off;
+    to->scale = scale + off;
     to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
     to->first = -32 * sums[0], to->second = -32 * sums[1];
+    to->upper = upper;
 }
 
-INLINE void round_row(block *to, const float *from, int64_t groups, int64_t distance, const int gate, const int x_bits) {
-    const float *factor = from + groups * GROUP;
-    for (int64_t g = 0; g < groups; g++, to += distance, from += GROUP, factor += GROUP) {
-        lanes low = load(from), high = load(from + LANES);
-        if (gate) low = gated(low, gate) * load(factor), high = gated(high, gate) * load(factor + LANES);
-        round_group(to, low, high, x_bits);
+INLINE lanes activation(const float *from, int64_t width, const int gate) {
+    return gate ? gated(load(from), gate) * load(from + width) : load(from);
+}
+
+/* Return the magnitude from which on a number of the row is an outlier. */
+INLINE float outlier_size(const float *from, int64_t groups, const int gate) {
+    lanes total = {0};
+    int64_t count = 0;
+    for (int64_t g = 0; g < groups; g += SAMPLED, count += GROUP)
+        for (int64_t i = 0; i < GROUP; i += LANES)
+            total += (lanes)((bits)activation(from + g * GROUP + i, groups * GROUP, gate) & 0x7fffffff);
+    return OUTLIER * sum(total) / (float)count;
+}
+
+INLINE void round_row(block *to, const float *from, int64_t groups, int64_t distance, const int gate, int64_t x_bits) {
+    float limit = x_bits == 16 ? -1.0f : __FLT_MAX__;
+    if (x_bits == MIXED) limit = outlier_size(from, groups, gate);
+    for (int64_t g = 0; g < groups; g++, to += distance, from += GROUP) {
+        lanes low = activation(from, groups * GROUP, gate), high = activation(from + LANES, groups * GROUP, gate);
+        round_group(to, low, high, limit);
     }
 }
 
@@ -243,10 +283,7 @@ KERNEL(quantise, item) {
         block *to = out + start * groups + (row - start);
         const float *from = a->x + row * columns * (gate ? 2 : 1);
 #define ROUND(GATE) \
-    if (gate == GATE) { \
-        if (a->x_bits > 8) round_row(to, from, groups, together, GATE, 16); \
-        else round_row(to, from, groups, together, GATE, 8); \
-    }
+    if (gate == GATE) round_row(to, from, groups, together, GATE, a->x_bits);
         ROUND(0) ROUND(SILU) ROUND(GELU_TANH)
     }
     return 0;
