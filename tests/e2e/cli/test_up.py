@@ -152,6 +152,7 @@ def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2
         url = f"http://127.0.0.1:{ports[1]}"
         assert f"base URL  {url}/v1" in shown
         assert f"helexa chat --url {url}" in shown
+        assert f"console   {url}\n" in shown
         (curl,) = [line.strip() for line in shown.splitlines() if line.strip().startswith("curl ")]
         assert smollm2_gguf.stem in curl
         listed = helexa("ps", "--url", url).stdout.splitlines()

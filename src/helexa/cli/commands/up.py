@@ -211,6 +211,7 @@ helexa is up. Point any OpenAI client at it:
   base URL  {url}/v1
   model     {model}
   API key   {key or "any"}
+  console   {url}
 
 Try it:
 
