@@ -51,7 +51,7 @@ def serve(
         insecure: allow listening on the network without required keys.
         log_format: text lines for people, or JSON objects.
     """
-    from helexa.core import catalogue, logs
+    from helexa.core import catalogue, logs, tracing
     from helexa.core.address import parse_address
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
@@ -60,6 +60,7 @@ def serve(
     from helexa.http.loop import run
 
     logs.configure(log_format)
+    tracing.configure("cortex")
     settings = load(config)
     log_unknown_variables()
     for name, text in (("listen", listen), ("metrics_listen", metrics_listen)):
@@ -71,7 +72,10 @@ def serve(
             raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
     settings.gateway.insecure |= insecure
     check_exposure(settings)
-    run(server.serve(settings, catalogue.load(settings.models_config), config))
+    try:
+        run(server.serve(settings, catalogue.load(settings.models_config), config))
+    finally:
+        tracing.shut_down()
 
 
 @app.command

@@ -84,7 +84,7 @@ def serve(
         return
     import logging
 
-    from helexa.core import logs
+    from helexa.core import logs, tracing
     from helexa.core.source import ModelSource
     from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
     from helexa.neuron.processes import heap
@@ -105,6 +105,7 @@ def serve(
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))
     logs.configure(log_format or settings.log.format, settings.log.level)
+    tracing.configure("neuron")
     if settings.log.prompts:
         prompt_log.enable()
     log_unknown_variables()

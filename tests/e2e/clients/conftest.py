@@ -7,6 +7,9 @@ import openai
 import pytest
 
 from clients.stack import Stack
+from cortex.gateway_fixtures import node
+
+__all__ = ["node"]
 
 
 @pytest.fixture(scope="session")

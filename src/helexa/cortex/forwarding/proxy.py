@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
+from helexa.core import tracing
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
@@ -93,7 +94,11 @@ class Proxy:
         """
         node, model = target.node, target.model
         record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started
-        with self._fleet.request(node, model):
+        attributes: tracing.Attributes = {"gen_ai.request.model": model, "helexa.route": target.reason}
+        with (
+            self._fleet.request(node, model),
+            tracing.client_span(record.span, f"node {node}", attributes) as trace_headers,
+        ):
             node_response: UpstreamResponse | None = None
             body = await self._body_workers.run_if(request.large, request.body_for, model, target.kind)
             is_neuron = target.kind == "neuron"
@@ -103,7 +108,7 @@ class Proxy:
                     b"POST",
                     target.url,
                     request.path,
-                    self._headers(request, record, target),
+                    self._headers(request, record, target, trace_headers),
                     body,
                     is_alive=lambda: self._fleet.is_alive(node),
                     interim=is_neuron and not request.stream,
@@ -160,12 +165,17 @@ class Proxy:
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
-    def _headers(self, request: ClientRequest, record: RequestRecord, target: WarmRoute) -> Headers:
+    def _headers(
+        self, request: ClientRequest, record: RequestRecord, target: WarmRoute, trace_headers: Headers
+    ) -> Headers:
         """Return the request headers to send to a node.
 
-        Third-party backends receive no account id, key id or usage id.
+        Third-party backends receive no account id, key id or usage id. If `trace_headers` is not empty, it replaces the
+        trace context of the client.
         """
         headers = forwarded_headers(request.headers)
+        if trace_headers:
+            headers = [pair for pair in headers if pair[0] not in tracing.CONTEXT_HEADERS] + trace_headers
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", record.request_id.encode()))
         if target.kind != "neuron":

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from helexa.core import tracing
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.routing.router import WarmRoute
@@ -42,6 +43,7 @@ class RequestRecord(msgspec.Struct):
         prompt_estimate: estimated prompt tokens.
         meter: object that measures token usage and timing of the response. None before the response begins.
         usage: token counts of prompt and response, or None before they are known.
+        span: OpenTelemetry span of the request, or None without tracing.
         started: when the request arrived (`time.perf_counter`).
         started_at: when the request arrived (Unix seconds).
         read: when the last byte of the body arrived (`time.perf_counter`). 0 before the body is complete.
@@ -69,6 +71,7 @@ class RequestRecord(msgspec.Struct):
     prompt_estimate: int = 0
     meter: Meter | None = None
     usage: Usage | None = None
+    span: Any = None
     started: float = msgspec.field(default_factory=time.perf_counter)
     started_at: float = msgspec.field(default_factory=time.time)
     read: float = 0.0
@@ -123,6 +126,28 @@ class RequestRecord(msgspec.Struct):
             generation_secs = self.meter.last_at - self.meter.first_at
             measured_secs = generation_secs if generation_secs >= _MIN_WINDOW_SECS else measured_secs
         return self.usage.completion / measured_secs
+
+    def end_span(self) -> None:
+        """End the OpenTelemetry span of the request."""
+        usage = self.usage or Usage()
+        tracing.end_server_span(
+            self.span,
+            self.status,
+            {
+                "http.request.method": "POST",
+                "url.path": self.api,
+                "client.address": self.client or None,
+                "error.type": self.code,
+                "gen_ai.request.model": self.model,
+                "gen_ai.usage.input_tokens": usage.prompt,
+                "gen_ai.usage.output_tokens": usage.completion,
+                "helexa.request_id": self.request_id,
+                "helexa.key_id": self.principal.key_id if self.principal else None,
+                "helexa.node": self.node,
+                "helexa.load_secs": self.loading,
+                "helexa.ttft_secs": self.time_to_first_token,
+            },
+        )
 
     def activity(self) -> Activity:
         """Return this request as a row of the activity log."""

@@ -6,7 +6,7 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from helexa.core import logs
+from helexa.core import logs, tracing
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.gateway import Gateway
@@ -36,6 +36,8 @@ class Generation:
     async def _serve(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"], gateway.proxies.client(scope))
+        trusted = gateway.proxies.trusts(scope["client"][0]) if scope.get("client") else False
+        record.span = tracing.server_span(f"POST {record.api}", headers if trusted else ())
         logs.request_id.set(record.request_id)
         response = self.response(send, record.request_id)
         response.headers.append((b"x-request-id", record.request_id.encode()))
@@ -68,6 +70,7 @@ class Generation:
         log_level = logging.INFO if record.failed or record.client_gone else logging.DEBUG
         if requests.isEnabledFor(log_level):
             logs.tell(requests, log_level, "answered", **record.facts())
+        record.end_span()
         if failure is not None:
             await response.abort(failure)
 

@@ -114,6 +114,9 @@ class Steps:
             return self._scheduler.isolate(plan, message, None if next_step is None else next_step.plan)
         start_time, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - start_time
+        for entry in plan:
+            if entry.sequence.request.traced:
+                entry.sequence.trace_step(start_time, seconds, entry.count, len(plan))
         finite = _finite_tokens(plan, outcome) + _finite_vectors(plan, outcome)
         if any(finite):  # `finite` is empty if the step has only chunks of prompts
             self._strikes.reset()

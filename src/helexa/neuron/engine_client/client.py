@@ -180,6 +180,7 @@ class EngineClient:
         grammar: str = "",
         prompt_logprobs: int | None = None,
         reports_start: bool = False,
+        traced: bool = False,
         gather: int = 1,
     ) -> TokenStream:
         """Return a stream of the tokens that the model generates after `prompt`.
@@ -203,6 +204,7 @@ class EngineClient:
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
             reports_start=reports_start,
+            traced=traced,
         )
         return TokenStream(self, message, gather)
 

@@ -22,6 +22,7 @@ from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.choices import all_choices
 from helexa.neuron.requests.output_constraint import Constraint
 from helexa.neuron.requests.prompt_log import log_prompt
+from helexa.neuron.requests.request_record import current
 from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
@@ -117,6 +118,7 @@ async def _run_choice(
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
             prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
             reports_start=counts_prompt,
+            traced=current().span is not None,
             gather=gather,
         )
 

@@ -3,6 +3,7 @@
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class RequestRecord:
         status: HTTP status of the response; 0 before the response begins.
         error_codes: codes of the errors that the node sent in the response.
         runs: one record per generated answer.
+        span: OpenTelemetry span of the request; None without tracing.
         started: time at which the request arrived, in seconds of `time.perf_counter`.
     """
 
@@ -52,6 +54,7 @@ class RequestRecord:
     status: int = 0
     error_codes: list[str] = field(default_factory=list[str])
     runs: list[RunRecord] = field(default_factory=list[RunRecord])
+    span: Any = None
     started: float = field(default_factory=time.perf_counter)
 
     @property

@@ -3,6 +3,7 @@
 import logging
 import time
 
+from helexa.core import tracing
 from helexa.core.errors import ApiError
 from helexa.core.logs import tell
 from helexa.neuron.engine.ipc.messages import Timing, TokenOutput
@@ -12,6 +13,8 @@ from helexa.neuron.requests.answer_reader import AnswerReader
 from helexa.neuron.requests.request_record import RunRecord, current
 
 logger = logging.getLogger(__name__)
+
+_CLOCK_SECONDS = 0.0005  # the engine notes the first token just after the end of the step that computed it
 
 
 class RunEnd:
@@ -116,6 +119,7 @@ class RunEnd:
             admitted=self.admitted,
         )
         current().runs.append(run)
+        self._trace(run, timing)
         tell(
             logger,
             logging.INFO,
@@ -133,6 +137,33 @@ class RunEnd:
             client_gone=client_gone,
         )
         return timing
+
+    def _trace(self, run: RunRecord, timing: Timing) -> None:
+        """Add the spans of the run, its phases and its engine steps to the trace of the request, if there is one."""
+        attributes: tracing.Attributes = {
+            "gen_ai.request.model": run.model,
+            "gen_ai.response.finish_reasons": run.reason,
+            "gen_ai.usage.input_tokens": run.prompt_tokens,
+            "gen_ai.usage.output_tokens": run.completion_tokens,
+            "helexa.cached_tokens": run.cached_tokens,
+        }
+        span = tracing.child_span(current().span, "run", self._begin, time.perf_counter(), attributes)
+        if span is None:
+            return
+        started = self._begin + run.queue
+        first = started + run.prefill
+        tracing.child_span(span, "queue", self._begin, started)
+        if self.admitted:
+            phases = (
+                tracing.child_span(span, "prefill", started, first),
+                tracing.child_span(span, "decode", first, first + run.decode),
+            )
+            arrived = started - timing.queue_ms / 1000
+            for step in timing.steps:
+                begun = arrived + step.begun_ms / 1000
+                ended = begun + step.ms / 1000
+                phase = phases[ended > first + _CLOCK_SECONDS]
+                tracing.child_span(phase, "engine step", begun, ended, {"tokens": step.tokens, "batch": step.batch})
 
     def _measured(self) -> Timing:
         """Return the timing as the server process measured it. Used if the engine has not reported the run's timing."""

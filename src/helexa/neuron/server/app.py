@@ -12,6 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from helexa.core import tracing
 from helexa.core.logs import tell
 from helexa.http.connections.connection import Connection
 from helexa.http.connections.connection_limits import ConnectionLimits
@@ -167,6 +168,7 @@ class NodeServer(Listener):
         collect_seldom()
         notify("READY=1")  # the socket already accepts connections
         await super().serve(bound)
+        tracing.shut_down()
         logging.shutdown()
         # A normal exit would wait for threads, and a thread may hang in a download.
         os._exit(0)

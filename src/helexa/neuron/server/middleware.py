@@ -4,6 +4,7 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from helexa.core import tracing
 from helexa.core.logs import request_id, tell
 from helexa.http.connections import request_head
 from helexa.neuron.requests import request_record
@@ -36,6 +37,8 @@ class RequestMiddleware:
         new_id = request_head.request_id(scope["headers"])
         request_id.set(new_id)
         record = RequestRecord(scope["method"], scope["path"])
+        if record.method == "POST":  # GET requests are polls
+            record.span = tracing.server_span(f"{record.method} {record.path}", scope["headers"])
         request_record.begin(record)
         usage_id = self._usage.begin(scope["headers"])
 
@@ -55,6 +58,16 @@ class RequestMiddleware:
     def _end(self, record: RequestRecord, scope: Scope) -> None:
         record.status = record.status or CLIENT_CLOSED_REQUEST
         self._metrics.observe(record, scope.get("endpoint"))
+        tracing.end_server_span(
+            record.span,
+            record.status,
+            {
+                "http.request.method": record.method,
+                "url.path": record.path,
+                "error.type": record.error_codes[0] if record.error_codes else None,
+                "helexa.request_id": request_id.get(),
+            },
+        )
         if not record.runs and not record.error_codes:
             quiet = record.status < 400 and record.path in _POLLED
             tell(

@@ -12,6 +12,9 @@ from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.text.pooling import Pooling
 
+MAX_TRACED_STEPS = 64
+"""Maximum number of steps that the engine reports for a traced request."""
+
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
 """The environment variable that injects faults into engines; see `debug_fault`."""
 
@@ -155,6 +158,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             uses no cached prefix.
         reports_start: whether to send a `TokenOutput` with `started` after the first step of a prompt that takes
             several steps.
+        traced: whether the last `TokenOutput` reports the steps of the sequence.
     """
 
     id: int
@@ -168,6 +172,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     grammar: str = ""
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     reports_start: bool = False
+    traced: bool = False
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -349,7 +354,23 @@ class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
     message: str
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine step of a traced request.
+
+    Attributes:
+        begun_ms: milliseconds from the sequence's arrival in the engine to the start of the step.
+        ms: duration of the step in milliseconds.
+        tokens: number of tokens of this sequence that the step computed.
+        batch: number of sequences in the step.
+    """
+
+    begun_ms: float
+    ms: float
+    tokens: int
+    batch: int
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Milliseconds that a sequence spent in the waiting queue, in prefill and in decode.
 
     Attributes:
@@ -357,6 +378,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
             decoding sequences).
         read_ms: duration of the prefill-only steps, divided among the sequences of each step by their tokens.
             `read_tokens / read_ms` is the prefill speed without the influence of decoding sequences.
+        steps: the first `MAX_TRACED_STEPS` steps of a traced sequence; empty for other sequences.
     """
 
     queue_ms: float
@@ -364,6 +386,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float
     read_tokens: int = 0
     read_ms: float = 0.0
+    steps: list[TracedStep] = []
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,7 +3,16 @@
 import time
 from dataclasses import dataclass, field
 
-from helexa.neuron.engine.ipc.messages import Embed, FinishReason, Generate, SamplingParams, Timing, TokenOutput
+from helexa.neuron.engine.ipc.messages import (
+    MAX_TRACED_STEPS,
+    Embed,
+    FinishReason,
+    Generate,
+    SamplingParams,
+    Timing,
+    TokenOutput,
+    TracedStep,
+)
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.scheduling.ngram import Drafter
@@ -32,6 +41,7 @@ class Sequence:
         stepped: number of the last step in which the sequence decoded.
         follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
         read_tokens, read_seconds: see `Timing`.
+        steps: the first steps of a traced sequence.
         distinct: the distinct token ids in `tokens`.
         arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
         arrival: position of the sequence in the order of arrival.
@@ -58,6 +68,7 @@ class Sequence:
     first_token: float | None = None
     read_tokens: int = 0
     read_seconds: float = 0.0
+    steps: list[TracedStep] = field(default_factory=list[TracedStep])
     arrival: int = 0
     distinct: DistinctTokens = field(init=False)
 
@@ -135,6 +146,19 @@ class Sequence:
             return "length"
         return None
 
+    def trace_step(self, begun: float, seconds: float, tokens: int, batch: int) -> None:
+        """Record a finished step of a traced sequence. Do nothing after `MAX_TRACED_STEPS` steps.
+
+        Args:
+            begun: start of the step in seconds of `time.perf_counter`.
+            seconds: duration of the step.
+            tokens: number of tokens of this sequence that the step computed.
+            batch: number of sequences in the step.
+        """
+        if len(self.steps) < MAX_TRACED_STEPS:
+            begun_ms = (begun - self.arrived) * 1e3
+            self.steps.append(TracedStep(begun_ms=begun_ms, ms=seconds * 1e3, tokens=tokens, batch=batch))
+
     def timing(self) -> Timing:
         """Return how long the sequence has spent in the waiting queue, in prefill and in decode until now."""
         now = time.perf_counter()
@@ -146,6 +170,7 @@ class Sequence:
             decode_ms=(now - first) * 1e3,
             read_tokens=self.read_tokens,
             read_ms=self.read_seconds * 1e3,
+            steps=self.steps,
         )
 
     def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
