@@ -53,6 +53,7 @@ class Runner:
     """Runs plans with `step`. The hidden state of a sequence with token 7 is infinite."""
 
     device = torch.device("cpu")
+    computes_alone = True
     buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
 
