@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from deployment.conftest import DEPLOY
+from helexa.bench import config as bench_config
+from helexa.core import catalogue
+from helexa.cortex import config as cortex_config
+from helexa.neuron.config import read_config
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 MOST_EXPOSURE = 30  # tenths
@@ -44,3 +48,12 @@ def test_unit_matches_the_packaged_users_and_configuration(unit: Path) -> None:
     stop_secs = int(re.findall(r"^TimeoutStopSec=(\d+)", text, re.MULTILINE)[0])
     for drain_secs in re.findall(r"^drain_secs = (\d+)", (DEPLOY / "config" / config).read_text(), re.MULTILINE):
         assert int(drain_secs) < stop_secs
+
+
+def test_packaged_configuration_is_valid_and_connects_the_servers() -> None:
+    folder = DEPLOY / "config"
+    gateway, node = cortex_config.load(folder / "cortex.toml"), read_config(folder / "neuron.toml")
+    bench = bench_config.load(folder / "helexa-bench.toml")
+    assert [neuron.endpoint for neuron in gateway.neurons] == [f"http://{node.host}:{node.port}"]
+    assert [target.endpoint for target in bench.targets] == [f"http://{node.host}:{node.port}"]
+    assert catalogue.load(folder / gateway.models_config.name).models == []
