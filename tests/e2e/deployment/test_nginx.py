@@ -180,6 +180,15 @@ async def test_client_cannot_fake_its_address(front: Front) -> None:
     await eventually(is_logged)
 
 
+async def test_console_accepts_the_sign_in_of_a_browser(front: Front) -> None:
+    headers = {"origin": front.url}
+    async with front.client.post(f"{front.url}/api/session", json={"key": KEY}, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        assert "secure" in response.headers["set-cookie"].lower()
+    async with front.client.get(front.url, headers={"accept": "text/html"}) as response:
+        assert response.content_type == "text/html"
+
+
 async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:
     url = f"{front.plain_url}/v1/chat/completions?a=b"
     async with front.client.post(url, data="{}", allow_redirects=False) as response:
