@@ -1,14 +1,13 @@
 """Measure helexa's engine alone, in one process without a server: decode rates and prefill rates, as JSON lines.
 
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
-           [--dtype auto] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1]
+           [--dtype auto] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1] [--repetition-penalty 1]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). There are
 two kinds of rows:
 
     decode@B:C      B sequences decode together for 64 greedy steps, from a context of C tokens (64 if C is missing).
-    The
-                    time includes the scheduler and the sampler.
+                    The time includes the scheduler and the sampler.
     prefill@N       one prompt of N tokens, until its first output token.
 
 Speculation is off. All prompts differ, so there are no prefix cache hits. Each row is a JSON line with these keys:
@@ -48,8 +47,9 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 class Engine:
     """A model that is loaded in this process. Every measurement uses a new scheduler and an empty prefix cache."""
 
-    def __init__(self, model: str, options: EngineOptions) -> None:
+    def __init__(self, model: str, options: EngineOptions, repetition_penalty: float = 1.0) -> None:
         self._options = options
+        self._sampling = SamplingParams(temperature=0, repetition_penalty=repetition_penalty)
         self._runner = load_once(local_path(model), options)
         self._share = 0.0  # of the last decode row's time, for exchanges with other ranks
         # Different contents in all pages prevent the host from merging pages.
@@ -120,9 +120,8 @@ class Engine:
 
     def _start(self, sequences: int, length: int) -> Scheduler:
         scheduler = Scheduler(self._options, PagePool(self._runner.facts.kv_pages, PAGE_SIZE))
-        greedy = SamplingParams(temperature=0)
         for number in range(sequences):
-            request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=greedy)
+            request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=self._sampling)
             rejection = scheduler.add(Sequence(request))
             if rejection is not None:
                 raise SystemExit(rejection.error)
@@ -151,6 +150,7 @@ def main() -> None:
     command.add_argument("--activations", default="auto")
     command.add_argument("--kv-dtype", default="auto")
     command.add_argument("--tensor-parallel", type=int, default=1, help="ranks, each with --threads threads")
+    command.add_argument("--repetition-penalty", type=float, default=1.0)
     arguments = command.parse_args()
     wanted = {
         name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads", "tensor_parallel")
@@ -158,7 +158,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
-        engine = Engine(arguments.model, msgspec.convert(wanted | {"speculation": False}, EngineOptions))
+        options = msgspec.convert(wanted | {"speculation": False}, EngineOptions)
+        engine = Engine(arguments.model, options, arguments.repetition_penalty)
     except (HelexaError, msgspec.ValidationError) as error:
         raise SystemExit(str(error)) from None
     engine.decode(Row.parse("decode@1"))  # warm up
