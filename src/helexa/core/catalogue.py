@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
-from helexa.core.fleet import Cost, Limit
+from helexa.core.fleet import Cost, Limit, SamplingDefaults
 from helexa.core.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,12 @@ class CataloguedCost(Cost):
     model_config = ConfigDict(extra="forbid")
 
 
+class CataloguedSampling(SamplingDefaults):
+    """Sampling parameters of a model, as stated in the catalogue. They apply if a request has no value."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class Profile(config.Section):
     """One `[[models]]` entry of the catalogue: a model, and how nodes load it.
 
@@ -45,6 +51,7 @@ class Profile(config.Section):
         harness: name of the inference engine that loads the model. `candle` is accepted as another name of `torch`.
         quant: quantization to load. None means the format of the source's files.
         tool_parser: name of the model's tool-call format. None means that the node detects it from the model's files.
+        sampling: sampling parameters that nodes use instead of the values that the model's publisher recommends.
         vram_mb: estimated memory usage in MiB, or None if unknown.
         min_devices: number of ranks (parts) into which the model is divided: one per accelerator, or processes on the
             CPUs of a node without accelerators.
@@ -63,6 +70,7 @@ class Profile(config.Section):
     harness: Harness = "torch"
     quant: str | None = None
     tool_parser: str | None = None
+    sampling: CataloguedSampling | None = None
     vram_mb: int | None = Field(default=None, ge=0)
     min_devices: int = Field(default=1, ge=1)
     min_device_vram_mb: int | None = Field(default=None, ge=0)

@@ -6,16 +6,21 @@ environment variables are ignored.
 """
 
 import difflib
+import logging
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from helexa.core.errors import ConfigError
+from helexa.core.former_settings import FormerSetting, replace_former_settings
 from helexa.core.variables import Keys, overlay
+from helexa.core.version import __version__
+
+log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
@@ -33,7 +38,10 @@ def load(
     *,
     env_prefix: str,
     short_names: Mapping[str, Keys] | None = None,
+    former: Sequence[FormerSetting] = (),
+    retired: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    warn: Callable[[str], None] = log.warning,
 ) -> ConfigT:
     """Read the TOML file `path`, override its values from environment variables, and return the validated result.
 
@@ -43,14 +51,26 @@ def load(
         env_prefix: prefix of the environment variables to read.
         short_names: path of a configuration key for each additional variable name. A variable with the key's full
             name (`PREFIX_A__B`) takes precedence.
+        former: settings of the first helexa that the file may contain.
+        retired: for each variable of the first helexa that has no effect, what replaces it; empty if nothing does.
         environ: the environment variables. None means `os.environ`.
+        warn: function that gets one line about former settings and retired variables, if there are any.
 
     Raises:
         ConfigError: the file cannot be read, or a value is invalid. The message names the file or variable, the key,
             and the problem.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
-    origins = overlay(tree, schema, env_prefix, short_names or {}, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    notes = [*replace_former_settings(tree, former, env_prefix, environ)]
+    notes += [
+        f"{name} has no effect" + (f" ({hint})" if hint else "")
+        for name, hint in (retired or {}).items()
+        if name in environ
+    ]
+    if notes:
+        warn(f"{path or 'environment'}: settings of the first helexa: {'; '.join(notes)}; see docs/migration.md")
+    origins = overlay(tree, schema, env_prefix, short_names or {}, environ)
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -84,7 +104,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins
     known = _known_keys(schema, path[:-1])
     matches = difflib.get_close_matches(path[-1], known, n=1)
     hint = f"did you mean '{matches[0]}'?" if matches else f"known keys: {', '.join(sorted(known))}"
-    return f"{origin}: unknown key '{key}'; {hint}"
+    return f"{origin}: unknown key '{key}'; {hint} (if a newer helexa than {__version__} wrote this, upgrade helexa)"
 
 
 def _known_keys(schema: type[BaseModel], path: tuple[str, ...]) -> list[str]:

@@ -218,6 +218,19 @@ class Servable(Record):
     detail: str | None = None
 
 
+class SamplingDefaults(Record):
+    """Sampling parameters that an operator sets for a model.
+
+    A request overrides them. They override the values that the model's publisher recommends.
+    """
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: WireInt | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+
+
 class ModelSpec(Record):
     """Request body of `POST /models/load`: the model to load, and options of the load."""
 
@@ -231,6 +244,7 @@ class ModelSpec(Record):
     pipeline_parallel: int | None = None
     devices: list[int] | None = None
     tool_parser: str | None = None
+    sampling: SamplingDefaults | None = None
 
 
 class ModelInfo(Record):

@@ -58,9 +58,22 @@ def overlay(
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{name}: '{key}' is not a table")
-        table[keys[-1]] = _value(environ[name])
+        table[keys[-1]] = parse_value(environ[name])
         origins[keys] = name
     return origins
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of an environment variable: parsed as TOML if possible, else the text."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def variable_name(prefix: str, keys: Keys) -> str:
+    """Return the full name of the environment variable that sets the key with the path `keys`."""
+    return prefix + "__".join(keys).upper()
 
 
 def log_unknown_variables(
@@ -85,7 +98,7 @@ def log_unknown_variables(
     short = short or {}
     known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(other_names)
     unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known_names]
-    names = [prefix + "__".join(keys).upper() for keys in _paths(schema)] + [*short]
+    names = [variable_name(prefix, keys) for keys in _paths(schema)] + [*short]
     similar = {
         name: difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY)
         for name in unknown
@@ -169,10 +182,3 @@ def _rename_tables(tree: dict[str, Any], schema: type[BaseModel]) -> None:
 
 def _former_names(alias: Any) -> list[str]:
     return [choice for choice in alias.choices if isinstance(choice, str)] if isinstance(alias, AliasChoices) else []
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -9,9 +9,27 @@ from pydantic import Field, IPvAnyNetwork, SecretStr, model_validator
 
 from helexa.core import config, variables
 from helexa.core.address import Address, BaseUrl, HostName, HostPattern, Listen
+from helexa.core.former_settings import FormerSetting
 from helexa.http.connections.connection_limits import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
+
+
+def _neurons_of(nodes: object) -> object:
+    """Convert `[[nodes]]`, which listed servers of mistral.rs, to `[[neurons]]`. `vram_mb` and `pinned` are dropped."""
+    if not isinstance(nodes, list):
+        return nodes
+    return [
+        {key: node[key] for key in ("name", "endpoint") if key in node} | {"kind": "openai"}
+        for node in nodes
+        if isinstance(node, dict)
+    ]
+
+
+_FORMER_SETTINGS = (
+    FormerSetting(("nodes",), ("neurons",), _neurons_of),
+    FormerSetting(("upstream",), reason="keys and budgets are in this gateway's ledger: `cortex keys create`"),
+)
 
 
 class GatewaySection(config.Section):
@@ -302,7 +320,7 @@ def load(path: Path | None) -> CortexConfig:
     Raises:
         ConfigError: the file is missing or a value is invalid. The message is one line that names the key.
     """
-    settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX)
+    settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS)
     if path is not None:
         settings.models_config = path.absolute().parent / settings.models_config
     return settings

@@ -93,7 +93,8 @@ def serve(
     from helexa.neuron.server.app import NodeServer, create_app
 
     heap.bound()
-    settings = read_config(config)
+    warnings: list[str] = []
+    settings = read_config(config, warn=warnings.append)
     if port is not None:
         settings.port = port
     if host is not None:
@@ -108,6 +109,9 @@ def serve(
     tracing.configure("neuron")
     if settings.log.prompts:
         prompt_log.enable()
+    log = logging.getLogger("helexa.neuron")
+    for warning in warnings:
+        log.warning("%s", warning)
     log_unknown_variables()
     _prepare_engines(settings)
     group = _group_settings(settings, hosts)
@@ -123,7 +127,6 @@ def serve(
 
         membership = Membership(group)
         membership.start()
-    log = logging.getLogger("helexa.neuron")
     log.info("listening on http://%s:%d", settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)

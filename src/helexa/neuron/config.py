@@ -5,7 +5,8 @@ Environment variables with the prefix `NEURON_` override the file, for example `
 `NEURON_HARNESS__CANDLE__DEVICE` still work. If a variable is set under both names, the current name applies.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
 from helexa.core import variables
 from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
+from helexa.core.former_settings import FormerSetting
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.engine.ipc.messages import (
@@ -29,10 +31,44 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.hardware.numa import NUMA_FOLDER
 from helexa.neuron.ops.constants import MAX_RANKS, Kernels
 
+log = logging.getLogger(__name__)
+
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
 
-_SHORT_NAMES = {"NEURON_MAX_PROMPT_TOKENS": ("harness", "torch", "context_limit", "max_prompt_tokens")}
+_SHORT_NAMES = {
+    "NEURON_MAX_PROMPT_TOKENS": ("harness", "torch", "context_limit", "max_prompt_tokens"),
+    "NEURON_PREFILL_CHUNK_TOKENS": ("harness", "torch", "max_step_tokens"),
+    "NEURON_MIN_FREE_VRAM_MB": ("harness", "torch", "context_limit", "min_free_floor_mb"),
+    "NEURON_TP_STEP_TIMEOUT_S": ("recovery", "step_timeout_secs"),
+}
+
+_CANDLE = ("harness", "candle")  # the engine of the first helexa
+_NO_IMAGES = "helexa generates no images"
+_FORMER_SETTINGS = (
+    FormerSetting((*_CANDLE, "prefix_cache", "enabled"), (*_CANDLE, "prefix_reuse"), lambda on: None if on else "off"),
+    FormerSetting((*_CANDLE, "prefix_cache", "budget_mb"), (*_CANDLE, "snapshot_mb")),
+    FormerSetting((*_CANDLE, "prefix_cache", "max_entries"), reason="snapshot_mb is the only limit"),
+    FormerSetting((*_CANDLE, "image"), reason=_NO_IMAGES),
+)
+_ALWAYS = "the engine decides this itself"
+_RETIRED_VARIABLES = {
+    "NEURON_USE_CHAT_TEMPLATE": "the model's chat template is always used",
+    "NEURON_GDN_CHUNKED": _ALWAYS,
+    "NEURON_FLASH_ATTN": _ALWAYS,
+    "NEURON_MOE_FUSED": _ALWAYS,
+    "NEURON_BATCHING": "to run one request at a time, set harness.torch.max_sequences = 1",
+    "NEURON_MROPE": "the model's configuration decides",
+    "NEURON_VISION_LEGACY_POS": "",
+    "NEURON_VISION_LEGACY_ROPE": "",
+    "NEURON_VISION_MIN_PIXELS": "the model's configuration decides",
+    "NEURON_VISION_MAX_PIXELS": "the model's configuration decides",
+    "NEURON_VISION_PREFILL_BASE_MB": "the memory of images is measured",
+    "NEURON_VISION_PREFILL_MB_PER_1K_TOKENS": "the memory of images is measured",
+    "NEURON_TP_ABORT_DEADLINE_S": "recovery.step_timeout_secs limits hangs",
+    "NEURON_REF_MODEL_PATH": "",
+    "NEURON_DEBUG_POISON": "NEURON_DEBUG_FAULT injects faults",
+}
 
 HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" if name == "candle" else name)]
 
@@ -309,17 +345,33 @@ class NeuronConfig(Section):
     responses: ResponsesConfig = Field(default_factory=ResponsesConfig)
 
 
-def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:
+def read_config(
+    path: Path | None, environ: Mapping[str, str] | None = None, warn: Callable[[str], None] = log.warning
+) -> NeuronConfig:
     """Read the configuration from the file `path` and from environment variables. Without a file, defaults apply.
+
+    Args:
+        path: path of neuron.toml, or None.
+        environ: the environment variables. None means `os.environ`.
+        warn: function that gets one line about settings of the first helexa, if there are any.
 
     Raises:
         ConfigError: an option is invalid. The message is one line that names the option.
     """
-    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, short_names=_SHORT_NAMES, environ=environ)
+    return load(
+        NeuronConfig,
+        path,
+        env_prefix=ENV_PREFIX,
+        short_names=_SHORT_NAMES,
+        former=_FORMER_SETTINGS,
+        retired=_RETIRED_VARIABLES,
+        environ=environ,
+        warn=warn,
+    )
 
 
 def log_unknown_variables() -> None:
     """Log one line with the names of the `NEURON_` environment variables that match no option and have no effect."""
-    variables.log_unknown_variables(
-        NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=(DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG)
-    )
+    former = (variables.variable_name(ENV_PREFIX, setting.keys) for setting in _FORMER_SETTINGS)
+    others = (DEBUG_FAULT, NUMA_FOLDER, PLAN_LOG, *_RETIRED_VARIABLES, *former)
+    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=others)

@@ -67,8 +67,8 @@ def test_relative_catalogue_path_is_relative_to_the_config_file(
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
         (
-            "[nodes]",
-            "unknown key 'nodes'; known keys: console, entitlements, eviction, gateway, images",
+            "[servers]",
+            "unknown key 'servers'; known keys: console, entitlements, eviction, gateway, images",
         ),
         ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),

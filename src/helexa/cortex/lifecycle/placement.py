@@ -135,6 +135,7 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
         source=profile.full_source(),
         quant=profile.quant,
         tool_parser=profile.tool_parser,
+        sampling=profile.sampling,
         tensor_parallel=profile.min_devices if profile.min_devices > 1 else None,
         devices=[index for index in devices if index != HOST] or None,
     )

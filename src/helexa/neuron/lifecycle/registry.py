@@ -353,10 +353,12 @@ class Registry:
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     """Read a model's tokenizer, chat template and output formats from its files.
 
-    A tool-call parser in `spec` replaces the tool-call format that the files imply.
+    A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
+    replace those in the files.
     """
     text = ModelText.open(path)
-    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
+    stated = {} if spec.sampling is None else spec.sampling.json_dict()
+    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults, **stated}
     if spec.tool_parser is not None:
         text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
     return text
