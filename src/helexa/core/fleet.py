@@ -232,7 +232,13 @@ class SamplingDefaults(Record):
 
 
 class ModelSpec(Record):
-    """Request body of `POST /models/load`: the model to load, and options of the load."""
+    """Request body of `POST /models/load`: the model to load, and options of the load.
+
+    Attributes:
+        mmproj: path on the node of the GGUF file with the vision tower of a GGUF model. None to look for the file
+            beside the model.
+        max_image_tokens: maximum number of tokens of an image. Larger images are shrunk.
+    """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -245,6 +251,8 @@ class ModelSpec(Record):
     devices: list[int] | None = None
     tool_parser: str | None = None
     sampling: SamplingDefaults | None = None
+    mmproj: str | None = None
+    max_image_tokens: int | None = Field(default=None, ge=16, le=1 << 16)
 
 
 class ModelInfo(Record):

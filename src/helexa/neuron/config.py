@@ -198,6 +198,8 @@ class TorchConfig(Section):
             Default: 128, or 2048 on a CUDA device. The engine uses fewer tokens if such a step would take too long.
         tensor_parallel: default number of processes (ranks) that compute a model together. A load request may set
             another number. The ranks run on CPUs, or each on its own CUDA device.
+        max_image_tokens: maximum number of tokens of an image. Larger images are shrunk. A load request may set another
+            number. Default: 1024, or 4096 on a CUDA device.
         pipeline_parallel: default number of hosts of the group that compute a model together. A load request may set
             another number. Default: all hosts.
     """
@@ -226,15 +228,19 @@ class TorchConfig(Section):
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
     tensor_parallel_mode: TensorParallelMode = "auto"
     pipeline_parallel: int | None = Field(default=None, ge=1)
+    max_image_tokens: int | None = Field(default=None, ge=16, le=1 << 16)
+    image_cache_mb: int = Field(default=256, ge=1)
     step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 
     def engine_options(self, device: str) -> EngineOptions:
         """Return the options for an engine on the torch device `device`, with device-dependent defaults filled in."""
-        step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
+        cuda = device.startswith("cuda")
+        step, prefill_beside_decode = (2048, 2048) if cuda else (512, 128)
         defaults = {
             "device": device,
+            "max_image_tokens": self.max_image_tokens or (4096 if cuda else 1024),
             "pipeline_parallel": self.pipeline_parallel or 1,
             "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
             "max_prefill_beside_decode": (

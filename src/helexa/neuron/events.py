@@ -105,6 +105,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
         reason: `stop` if the model or a stop string ended the answer, `length` if the answer reached its length limit,
             `tool_calls` if the answer ends with tool calls.
         cached_tokens: number of prompt tokens found in the prefix cache.
+        image_tokens: number of prompt tokens that belong to images.
         completion_tokens: number of generated tokens, including the `reasoning_tokens`.
         stop_string: the stop string that ended the answer, or None.
     """
@@ -117,6 +118,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float
     stop_string: str | None = None
     reasoning_tokens: int = 0
+    image_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True):

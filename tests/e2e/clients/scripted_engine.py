@@ -100,6 +100,7 @@ class SayingEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
+    parser.add_argument("--pixels-fd", type=int)
     parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
     parent_death.hold()

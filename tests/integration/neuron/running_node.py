@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Node:
     async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json"} | headers
-        async with self.session.post(self.url + path, data=data, headers=headers) as response:
+        async with self.session.post(self.url + path, data=BytesIO(data), headers=headers) as response:
             return response.status, await response.json()
 
     async def load(self, path: Path, model_id: str = "org/tiny") -> tuple[int, Any]:

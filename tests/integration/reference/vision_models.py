@@ -133,7 +133,7 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
     model_type = model.config.model_type
     with torch.inference_mode():
         if model_type.startswith("qwen"):
-            pixels = torch.cat([_with_both_steps(image) for image in images])
+            pixels = torch.cat([with_both_steps(image) for image in images])
             grids = torch.tensor([(1, *image.layout.tiles[0]) for image in images])
             output = model.model.get_image_features(pixels, image_grid_thw=grids, return_dict=True)
             deepstack = getattr(output, "deepstack_features", None) or []
@@ -142,7 +142,7 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
                 for number, embeddings in enumerate(output.pooler_output)
             ]
         size = model.config.vision_config.patch_size
-        tiles = [_tiles(image, size) for image in images]
+        tiles = [tiles_of(image, size) for image in images]
         if model_type == "gemma3":
             output = model.model.get_image_features(torch.cat(tiles), return_dict=True)
             return [ImageFeatures(embeddings) for embeddings in output.pooler_output]
@@ -150,12 +150,12 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
         return [ImageFeatures(torch.cat([*embeddings])) for embeddings in outputs]
 
 
-def _with_both_steps(image: PreparedImage) -> Tensor:
+def with_both_steps(image: PreparedImage) -> Tensor:
     patches = torch.from_numpy(image.pixels).unflatten(1, (3, 1, -1))
     return patches.expand(-1, -1, 2, -1).flatten(1)
 
 
-def _tiles(image: PreparedImage, size: int) -> Tensor:
+def tiles_of(image: PreparedImage, size: int) -> Tensor:
     """Return the tiles of an image as pixels, [tiles, 3, height, width]."""
     rows, columns = image.layout.tiles[0]
     patches = torch.from_numpy(image.pixels).view(-1, rows, columns, 3, size, size)

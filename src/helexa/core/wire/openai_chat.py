@@ -50,6 +50,12 @@ def _content(value: Any) -> Any:
     return value
 
 
+def _part_for_template(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] in IMAGE_PARTS:
+        return {"type": "image"}
+    return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
+
+
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Check a tool of the type `function`, and return it.
 
@@ -86,13 +92,11 @@ class ChatMessage(WireObject):
     def for_template(self) -> dict[str, Any]:
         """Return the message as input of a chat template.
 
-        Undeclared null fields are left out, and `refusal` parts become text.
+        Undeclared null fields are left out, `refusal` parts become text, and images become `{"type": "image"}`.
         """
         content = self.content
         if isinstance(content, list):
-            content = [
-                {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part for part in content
-            ]
+            content = [_part_for_template(part) for part in content]
         extras = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
         return {"role": self.role, "content": content, **extras}
 

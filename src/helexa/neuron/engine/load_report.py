@@ -93,6 +93,7 @@ def load_reporting(
             quant=facts.quant,
             memory_bytes=facts.memory_bytes,
             max_sequences=facts.max_sequences,
+            images=runner.encoder is not None,
         ),
     )
     return runner

@@ -21,10 +21,13 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
+from helexa.neuron.engine.ipc.pixel_socket import PixelReceiver
 from helexa.neuron.engine.plan_log.recorded_scheduler import scheduler_of
 from helexa.neuron.engine.plan_log.records import Setup
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
+from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import Float32
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -38,6 +41,7 @@ class Engine:
         connection: the socket that is connected to the server.
         model: path of the model's file or folder, from which the vocabulary is read for grammars.
         step_seconds: seconds without progress after which the server kills this engine.
+        pixel_socket: the socket from which the pixels of images are received; None if the model reads text only.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Engine:
         options: EngineOptions,
         model: Path,
         step_seconds: float = float("inf"),
+        pixel_socket: socket.socket | None = None,
     ) -> None:
         self._connection = connection
         self._decoder = FrameDecoder(ToEngine)
@@ -60,7 +65,11 @@ class Engine:
             snapshots=facts.snapshots if facts.state_bytes else None,
             step_seconds=step_seconds,
             token_seconds=facts.token_seconds,
+            image_traits=TEXT_TRAITS if runner.encoder is None else runner.encoder.traits,
         )
+        self._pixels = None
+        if runner.encoder is not None and pixel_socket is not None:
+            self._pixels = PixelReceiver(pixel_socket, runner.encoder.patch_values)
         self._scheduler = scheduler_of(setup, os.environ)
         self._grammars = Grammars(model, facts.vocab_size)
         self._selector = selectors.DefaultSelector()
@@ -115,7 +124,7 @@ class Engine:
                     self._grammars.cancel(message.id)
                     self._scheduler.cancel(message.id)
                 elif isinstance(message, Generate):
-                    self._take(Sequence(message), outputs)
+                    self._take(Sequence(message, pixels=self._pixels_of(message)), outputs)
                 elif isinstance(message, Embed):
                     self._take(Sequence.to_embed(message), outputs)
         return True
@@ -133,6 +142,13 @@ class Engine:
         else:
             overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests are waiting already")
             self._add(sequence, overloaded, outputs)
+
+    def _pixels_of(self, message: Generate) -> list[Float32]:
+        """Receive the pixels of the images of a request."""
+        if not message.images:
+            return []
+        assert self._pixels is not None, "the server sends no images to a model that reads text only"
+        return self._pixels.receive(message.id, [image.layout.patches for image in message.images])
 
     def _add(self, sequence: Sequence, failure: GrammarFailure | None, outputs: list[TokenOutput]) -> None:
         if failure is None:

@@ -25,6 +25,7 @@ def main() -> None:
     gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--pixels-fd", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
@@ -34,7 +35,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)  # the server requests stack traces of hung engines
     code = 0
     try:
-        _run(socket.socket(fileno=arguments.fd))
+        _run(socket.socket(fileno=arguments.fd), socket.socket(fileno=arguments.pixels_fd))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server has ended
     except SystemExit as system_exit:
@@ -43,7 +44,7 @@ def main() -> None:
     os._exit(code)  # an orderly teardown is slow, and hangs on a broken device
 
 
-def _run(connection: socket.socket) -> None:
+def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     # Importing torch is slow, so a warm standby process imports it before it receives `Load`.
     from helexa.neuron.engine.load_report import load_reporting
     from helexa.neuron.engine.loop import Engine
@@ -57,7 +58,7 @@ def _run(connection: socket.socket) -> None:
         gc.collect()
         gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
-        Engine(connection, runner, request.options, model, request.step_seconds).serve()
+        Engine(connection, runner, request.options, model, request.step_seconds, pixel_socket).serve()
 
 
 if __name__ == "__main__":

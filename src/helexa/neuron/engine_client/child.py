@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import Context
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine_client.pixel_sender import PixelSender
 from helexa.neuron.processes.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Child:
     Attributes:
         pid: process id of the engine.
         reader, writer: the server's end of the socket to the engine.
+        pixels: sender of the pixels of images to the engine.
         kill_reason: the reason why the server killed the engine, as text for users; None if the server did not kill the
             engine.
     """
@@ -38,10 +40,12 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         heartbeat: Heartbeat,
+        pixels: PixelSender,
     ) -> None:
         self.pid = process.pid
         self.reader = reader
         self.writer = writer
+        self.pixels = pixels
         self.kill_reason: str | None = None
         self._process = process
         self._heartbeat = heartbeat
@@ -56,21 +60,21 @@ class Child:
 
         Args:
             command: command line of the process; None for `COMMAND`. The method appends the options `--fd` (file
-                descriptor of the socket) and `--heartbeat-fd` (file descriptor of the shared memory in which the engine
-                counts its progress).
+                descriptor of the socket), `--pixels-fd` (file descriptor of the socket for pixels) and `--heartbeat-fd`
+                (file descriptor of the shared memory in which the engine counts its progress).
 
         Raises:
             OSError: the system has run out of file descriptors, memory or processes.
         """
         heartbeat = Heartbeat()
         try:
-            process, reader, writer = await _start(command or COMMAND, heartbeat.fd)
+            process, reader, writer, pixels = await _start(command or COMMAND, heartbeat.fd)
         except BaseException:
             heartbeat.close()
             raise
         finally:
             heartbeat.release_fd()
-        return cls(process, reader, writer, heartbeat)
+        return cls(process, reader, writer, heartbeat, pixels)
 
     @property
     def alive(self) -> bool:
@@ -110,6 +114,7 @@ class Child:
         self.signal(signal.SIGKILL)  # a compiler process may be left
         self._ended = True
         self._heartbeat.close()
+        self.pixels.close()
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
         self._stderr.cancel()
         self.writer.close()
@@ -146,14 +151,17 @@ class Child:
 
 async def _start(
     command: Sequence[str], heartbeat_fd: int
-) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Start an engine process that is connected to this process by a socket pair.
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter, PixelSender]:
+    """Start an engine process that is connected to this process by two socket pairs.
 
     Returns:
-        The process, and the reader and the writer of this process's end of the socket pair.
+        The process, the reader and the writer of this process's end of the first socket pair, and the sender of pixels
+        through the second socket pair.
     """
     parent_socket, child_socket = socket.socketpair()
-    with child_socket:
+    pixel_socket, child_pixel_socket = socket.socketpair()
+    pixels = PixelSender(pixel_socket)
+    with child_socket, child_pixel_socket:
         reader, writer = await asyncio.open_connection(sock=parent_socket)
         try:
             # In a new session, Ctrl-C on the terminal reaches the server only, which then ends its engines.
@@ -162,20 +170,23 @@ async def _start(
                 *command,
                 "--fd",
                 str(child_socket.fileno()),
+                "--pixels-fd",
+                str(child_pixel_socket.fileno()),
                 "--heartbeat-fd",
                 str(heartbeat_fd),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env=ENVIRONMENT | os.environ,
-                pass_fds=(child_socket.fileno(), heartbeat_fd),
+                pass_fds=(child_socket.fileno(), child_pixel_socket.fileno(), heartbeat_fd),
                 start_new_session=True,
                 limit=_LINE_BYTES,
             )
         except BaseException:
             writer.close()
+            pixels.close()
             raise
-    return process, reader, writer
+    return process, reader, writer, pixels
 
 
 Spawn = Callable[[], Awaitable[Child]]

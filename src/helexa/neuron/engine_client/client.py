@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,7 @@ from helexa.neuron.engine.ipc.messages import (
     MemoryRequest,
     Pooling,
     Progress,
+    PromptImage,
     Ready,
     SamplingParams,
     Shutdown,
@@ -37,6 +39,10 @@ from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import HangDetector
+from helexa.neuron.vision.prompt.image_range import ImageRange
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +188,8 @@ class EngineClient:
         reports_start: bool = False,
         traced: bool = False,
         gather: int = 1,
+        images: "Sequence[SharedImage]" = (),
+        image_ranges: Sequence[ImageRange] = (),
     ) -> TokenStream:
         """Return a stream of the tokens that the model generates after `prompt`.
 
@@ -205,8 +213,10 @@ class EngineClient:
             prompt_logprobs=prompt_logprobs,
             reports_start=reports_start,
             traced=traced,
+            images=[PromptImage(image.digest, image.layout) for image in images],
+            image_ranges=list(image_ranges),
         )
-        return TokenStream(self, message, gather)
+        return TokenStream(self, message, gather, [image.pixels for image in images])
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
         """Return the embedding of `prompt`. If the computation fails, the `Embedding` contains the error.
@@ -246,11 +256,13 @@ class EngineClient:
         async with self._drain_lock:
             with suppress(ConnectionError):
                 await self._writer.drain()
-        if not self.alive:
-            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED, retry=True))
-            return
-        self._streams[message.id] = stream
-        self._write(message)
+            if self.alive:
+                await self._child.pixels.send(message.id, stream.pixels)
+            if not self.alive:
+                stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED, retry=True))
+                return
+            self._streams[message.id] = stream
+            self._write(message)
 
     def cancel(self, number: int) -> None:
         """Tell the engine to drop the request with id `number`, unless the request has ended.

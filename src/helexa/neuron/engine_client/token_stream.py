@@ -1,12 +1,15 @@
 """A stream of one request's outputs, in the order in which the engine sends them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOutput
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.preprocessing.shared_pixels import SharedPixels
 
 
 class RequestSender(Protocol):
@@ -30,9 +33,13 @@ class TokenStream(AsyncIterator[TokenOutput]):
         gather: number of unread tokens at which a waiting consumer wakes. A number above 1 saves wake-ups, which are
             expensive compared with one token. The first token, an output with `started` and the end of the stream
             always wake the consumer.
+        pixels: the pixels of the images of the request.
     """
 
-    def __init__(self, client: RequestSender, message: Generate | Embed, gather: int = 1) -> None:
+    def __init__(
+        self, client: RequestSender, message: Generate | Embed, gather: int = 1, pixels: "Sequence[SharedPixels]" = ()
+    ) -> None:
+        self.pixels = pixels
         self._client = client
         self._message = message
         self._gather = gather

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from helexa.core.errors import HelexaError, service_unavailable
 from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus, Servable
@@ -15,6 +15,9 @@ from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.recovery import RestartLimiter
 from helexa.neuron.text.model_text import ModelText
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.model_vision import ModelVision
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class HostedModel:
         *,
         config: TorchConfig | None = None,
         grammars: GrammarChecker | None = None,
+        vision: "ModelVision | None" = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -76,6 +80,7 @@ class HostedModel:
         self._text = text
         self._config = config
         self._grammars = grammars
+        self._vision = vision
         self._launch = launch
         self._restarts = restarts
         self._clock = clock
@@ -90,7 +95,9 @@ class HostedModel:
             HelexaError: the engine did not start or could not load the model. The message says why.
         """
         engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
-        self.model = ServedModel(self._id, self._spec, self._text, engine, self._config, grammars=self._grammars)
+        self.model = ServedModel(
+            self._id, self._spec, self._text, engine, self._config, grammars=self._grammars, vision=self._vision
+        )
         self.status, self.reason = "loaded", None
         return self.model
 

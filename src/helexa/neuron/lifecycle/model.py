@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from helexa.core.errors import service_unavailable
 from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelSpec, ModelStatus, Servable
@@ -12,6 +13,9 @@ from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.lifecycle.context_limit import EngineProperties, Measurements, SteadyRate, context_limit, first_rate
 from helexa.neuron.text.model_text import ModelText
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.model_vision import ModelVision
 
 _EMA_ALPHA = 0.3
 _MIN_MEASURED_TOKENS = 256  # the prefill rate of shorter prompts is not that of long prompts
@@ -27,6 +31,7 @@ class ServedModel:
         engine: client of the engine process that runs the model.
         admission: admission control, which limits the requests in the engine.
         grammars: checks whether grammars for constrained output compile.
+        vision: prepares images for the model; None if the model reads text only.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class ServedModel:
         config: TorchConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarChecker | None = None,
+        vision: "ModelVision | None" = None,
     ) -> None:
         config = config or TorchConfig()
         self.id = model_id
@@ -46,6 +52,7 @@ class ServedModel:
         self.engine = engine
         self.admission = Admission(config.admission, engine)
         self.grammars = grammars or GrammarChecker()
+        self.vision = vision if engine.ready.images else None
         self._engine_properties = _engine_properties(engine.ready)
         self._context_limit = config.context_limit
         self._steady_rate = SteadyRate(first_rate(self._engine_properties, config.context_limit), clock)
@@ -99,7 +106,7 @@ class ServedModel:
             quant=self.engine.ready.quant or None,
             tensor_parallel=ranks if (ranks := self.engine.options.tensor_parallel) > 1 else None,
             pipeline_parallel=hosts if (hosts := self.engine.options.pipeline_parallel) > 1 else None,
-            capabilities=["text"],
+            capabilities=["text"] if self.vision is None else ["text", "vision"],
             limit=self.limit,
             tool_call=self.text.capabilities.tool_call,
             reasoning=self.text.capabilities.reasoning,

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,10 @@ from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.weights.quantization.quant_form import quant_named
+from helexa.neuron.weights.vision.config import has_vision
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.model_vision import ModelVision
 
 log = logging.getLogger(__name__)
 
@@ -248,14 +252,23 @@ class Registry:
         report("tokenizer", 0, 0)
         async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
-            resident = self._resident(model_id, spec, path, options, text, standby.take)
+            vision = await asyncio.to_thread(_vision_of, path, text, options)
+            options = msgspec.structs.replace(options, images=vision is not None)
+            resident = self._resident(model_id, spec, path, options, text, vision, standby.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         self._residents[model_id] = resident
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
         return model
 
     def _resident(
-        self, model_id: str, spec: ModelSpec, path: Path, options: EngineOptions, text: ModelText, spawn: Spawn
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        path: Path,
+        options: EngineOptions,
+        text: ModelText,
+        vision: "ModelVision | None",
+        spawn: Spawn,
     ) -> HostedModel:
         async def launch(
             *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
@@ -286,6 +299,7 @@ class Registry:
             RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
             grammars=self._grammars,
+            vision=vision,
             clock=self._clock,
             sleep=self._sleep,
         )
@@ -334,6 +348,9 @@ class Registry:
         options = self._harness.engine_options(chosen)
         if spec.tensor_parallel is not None:
             options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
+        if spec.max_image_tokens is not None:
+            options = msgspec.structs.replace(options, max_image_tokens=spec.max_image_tokens)
+        options = msgspec.structs.replace(options, mmproj=spec.mmproj or "")
         hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, self._group)
         options = msgspec.structs.replace(options, pipeline_parallel=hosts)
         ranks = devices_of_ranks(options, devices, discover().devices)
@@ -362,6 +379,16 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     if spec.tool_parser is not None:
         text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
     return text
+
+
+def _vision_of(path: Path, text: ModelText, options: EngineOptions) -> "ModelVision | None":
+    """Return the object that prepares images for a model; None if the node cannot use images with the model."""
+    mmproj = Path(options.mmproj) if options.mmproj else None
+    if options.pipeline_parallel > 1 or not has_vision(path, mmproj):
+        return None
+    from helexa.neuron.vision.model_vision import ModelVision  # imports numpy and Pillow, which text models do not need
+
+    return ModelVision.open(path, text.tokenizer, options.max_image_tokens, mmproj)
 
 
 def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:

@@ -122,6 +122,8 @@ class Decoder:
             # The last layer caches all rows, but computes outputs only for the sampled and pooled rows.
             rows = batch.sample_rows if index + 1 == self.settings.layers else None
             hidden, delta = block(hidden, delta, cache, step, rows)
+            if batch.deepstack is not None and index < len(batch.deepstack):
+                delta[batch.embedding_rows] += batch.deepstack[index]
             heartbeat.beat()
         if stage.is_whole_model:
             return self._norm(hidden, delta)

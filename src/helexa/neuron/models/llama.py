@@ -59,9 +59,12 @@ class Llama(Decoder):
         settings, loader = self.settings, self.loader
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
-        return Rope(
-            rope_settings(config), settings.head_dim, loader.ops, trained_context=settings.context, factors=factors
-        )
+        rope = self.rope_settings(config)
+        return Rope(rope, settings.head_dim, loader.ops, trained_context=settings.context, factors=factors)
+
+    def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rotary settings in `config` (see `layers.rope.rope_settings`)."""
+        return rope_settings(config)
 
     def block(self, index: int, prefix: str) -> Block:
         """Read and return the decoder layer `index`: the mixer, such as attention, and the feed-forward layer."""

@@ -1,7 +1,6 @@
-"""Qwen3.5 (dense), text model: three of four layers are Gated DeltaNets (reference: transformers `modeling_qwen3_5`).
+"""Qwen3.5 (dense), text model, with Gated DeltaNets in three of four layers.
 
-The rotary embedding of the multimodal model has three position axes: time, height and width. A text token has the same
-position on all three axes, so text needs only one axis.
+Reference: transformers `modeling_qwen3_5`.
 """
 
 from typing import ClassVar
@@ -9,10 +8,10 @@ from typing import ClassVar
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.mixer import Mixer
-from helexa.neuron.models.llama import Llama
+from helexa.neuron.models.qwen_vl import WithImagePositions
 
 
-class Qwen35(Llama):
+class Qwen35(WithImagePositions):
     """Llama with Gated DeltaNet in most layers. The attention layers have output gates.
 
     By default, the rotary embedding rotates only the first quarter of each attention head.
@@ -25,6 +24,7 @@ class Qwen35(Llama):
     norm_offset = 1.0
     qk_norm = True
     gated = True
+    sections = (11, 11, 10)
 
     def prepare(self) -> None:
         """Check that the model has layers with full and with linear attention, after the work of `Llama.prepare`.

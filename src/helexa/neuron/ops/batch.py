@@ -111,6 +111,9 @@ class Batch:
         bucket: size of the captured graph to which the batch is padded; None if the pass runs without a captured graph.
         embeddings: [E, H], embeddings (of images, for example) that replace the token embeddings of E rows.
         embedding_rows: [E], indexes of the E rows.
+        deepstack: [D, E, H], numbers to add to the hidden states of the E rows after each of the first D layers.
+        attention_ends: [T] in host memory, number of tokens of its sequence that each row attends to; None for causal
+            attention.
     """
 
     tokens: Tensor
@@ -127,6 +130,8 @@ class Batch:
     bucket: Bucket | None = None
     embeddings: Tensor | None = None
     embedding_rows: Tensor | None = None
+    deepstack: Tensor | None = None
+    attention_ends: NDArray[np.int32] | None = None
 
     def take_tokens(self, last: Tensor) -> None:
         """Replace placeholders in `tokens` with the tokens that the previous step sampled.

@@ -143,6 +143,7 @@ def _total(ends: Sequence[Finished], per_prompt: int) -> Finished:
         ends[0],
         prompt_tokens=sum(end.prompt_tokens for end in firsts),
         cached_tokens=sum(end.cached_tokens for end in firsts),
+        image_tokens=sum(end.image_tokens for end in firsts),
         completion_tokens=sum(end.completion_tokens for end in ends),
         reasoning_tokens=sum(end.reasoning_tokens for end in ends),
         decode_ms=max(end.decode_ms for end in ends),

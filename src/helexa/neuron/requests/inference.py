@@ -21,6 +21,7 @@ from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.choices import all_choices
 from helexa.neuron.requests.output_constraint import Constraint
+from helexa.neuron.requests.prompt import NO_IMAGES, PromptImages
 from helexa.neuron.requests.prompt_log import log_prompt
 from helexa.neuron.requests.request_record import current
 from helexa.neuron.requests.run_end import RunEnd
@@ -44,6 +45,7 @@ def run(
     constraint: Constraint | None = None,
     principal: str = "",
     turn: int = 0,
+    images: PromptImages = NO_IMAGES,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Generate `request.n` answers (OpenAI: choices) to each prompt and yield their events.
@@ -59,6 +61,7 @@ def run(
         principal: name of the request's principal (API key owner); empty for anonymous requests. Principals get fair
             shares of the engine and, by default, separate prefix caches.
         turn: number of prompt tokens before the last user message of the conversation; 0 if unknown.
+        images: the images of the prompt, if there is only one prompt.
         counts_prompt: whether to yield a `PromptCounted` event before the first output. Ignored for several answers.
 
     Raises:
@@ -68,7 +71,7 @@ def run(
     for prompt in prompts:
         log_prompt(model, prompt)
     runs = [
-        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
+        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, images, choice)
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
@@ -83,6 +86,7 @@ async def _run_choice(
     constraint: Constraint | None,
     principal: str,
     turn: int,
+    images: PromptImages,
     choice: int,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
@@ -100,7 +104,7 @@ async def _run_choice(
         logprobs=sampling.logprobs is not None,
         scored=request.scores_prompt,
     )
-    end = RunEnd(model, len(prompt), reader)
+    end = RunEnd(model, len(prompt), reader, images.tokens)
     # Outputs without streaming are gathered, except if the reader may end the answer at any token.
     gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
 
@@ -120,6 +124,8 @@ async def _run_choice(
             reports_start=counts_prompt,
             traced=current().span is not None,
             gather=gather,
+            images=images.images,
+            image_ranges=images.ranges,
         )
 
     try:

@@ -23,11 +23,12 @@ class RunEnd:
     A run is the generation of one answer. One of `finish`, `fail` and `abandon` ends the run.
     """
 
-    def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader) -> None:
+    def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader, image_tokens: int = 0) -> None:
         self.closed = False
         self._model = model
         self._reader = reader
         self._prompt_tokens = prompt_tokens
+        self._image_tokens = image_tokens
         self._cached_tokens = 0
         self._resumed = False
         self._timing: Timing | None = None
@@ -76,6 +77,7 @@ class RunEnd:
             reason=reason,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            image_tokens=self._image_tokens,
             completion_tokens=self._reader.tokens,
             prefill_ms=timing.prefill_ms,
             decode_ms=timing.decode_ms,

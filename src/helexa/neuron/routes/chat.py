@@ -2,24 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, unsupported_parameter, vision_unsupported
+from helexa.core.errors import ApiError, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import chat_constraint, schemas_of
+from helexa.neuron.requests.prompt import Prompt, prepared_images, rendered_prompt
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projectors.chat_projector import ChatProjector
 from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.usage import counts_prompt, reports_usage
 from helexa.neuron.text.templates.chat_template import TemplateError
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
 
 _THINKING_HEADER = "x-include-thinking"
 _THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
@@ -63,12 +67,12 @@ async def converse(
         counts_prompt: whether to yield a `PromptCounted` event before the first output.
 
     Raises:
-        ApiError: the conversation contains images, the chat template cannot render it, or the node does not support the
-            structure that the request demands for the output.
+        ApiError: an image of the conversation cannot be used, the chat template cannot render the conversation, or the
+            node does not support the structure that the request demands for the output.
     """
     tools = chat.offered_tools
-    prompt, turn = await rendered(model, chat, thinks=thinks)
-    constraint = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks) is not False)
+    prompt = await rendered(model, chat, thinks=thinks)
+    constraint = await chat_constraint(model, chat, tools, prompt.tokens, chat.thinks(thinks) is not False)
     form = AnswerForm(
         schemas_of(tools),
         parallel=chat.parallel_tool_calls is not False,
@@ -79,31 +83,29 @@ async def converse(
     )
     return run(
         model,
-        [prompt],
+        [prompt.tokens],
         chat,
         form=form,
         constraint=constraint,
         principal=principal,
-        turn=turn,
+        turn=prompt.turn,
+        images=prompt.images,
         counts_prompt=counts_prompt,
     )
 
 
-async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
+async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> Prompt:
     """Render a conversation with the model's chat template and return the prompt.
 
-    Returns:
-        The token ids of the prompt, and the number of tokens before the last user message. The number is 0 for models
-        without recurrent state, whose engines do not use it.
+    `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
 
     Raises:
-        ApiError: the conversation contains images, or the chat template cannot render it.
+        ApiError: an image of the conversation cannot be used, or the chat template cannot render the conversation.
     """
-    if chat.has_image:
-        raise vision_unsupported(model.id)
+    images = await prepared_images(model, chat.messages)
     variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
     # Tokenizing a long conversation takes time.
-    return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables)
+    return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables, images)
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -134,20 +136,15 @@ def _prompt(
     messages: Sequence[ChatMessage],
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
-) -> tuple[list[int], int]:
-    """Return the token ids of the prompt, and the number of tokens before the last user message.
-
-    The number is 0 for models without recurrent state, whose engines do not use it.
-    """
+    images: "Sequence[SharedImage]",
+) -> Prompt:
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter(
             "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
         )
     turns = template_turns(model, messages)
     try:
-        if model.engine.ready.state_bytes:
-            return model.text.prompt_and_turn_start(turns, tools, **variables)
-        return model.text.prompt_ids(turns, tools, **variables), 0
+        return rendered_prompt(model, turns, tools, variables, images)
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
 

@@ -1,27 +1,32 @@
 """Serve `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, invalid_body, missing_model, unsupported_parameter, vision_unsupported
+from helexa.core.errors import ApiError, invalid_body, missing_model, unsupported_parameter
 from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.prompt import prepared_images, rendered_prompt
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat import template_turns, thinking_variables
 from helexa.neuron.text.templates.chat_template import TemplateError
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
 
 
 async def tokenize(request: Request) -> Response:
     """Handle `POST /tokenize`: return the token ids of a text, or of a conversation rendered with the chat template."""
     tokenize_request = TokenizeRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(tokenize_request.model)
-    if tokenize_request.has_image:
-        raise vision_unsupported(model.id)
-    ids = await asyncio.to_thread(_ids, model, tokenize_request)
+    images = await prepared_images(model, tokenize_request.messages or ())
+    ids = await asyncio.to_thread(_ids, model, tokenize_request, images)
     tokens = Tokens(count=len(ids), max_model_len=model.context_length, tokens=ids)
     if tokenize_request.return_token_strs:
         tokens["token_strs"] = [model.text.tokenizer.token_text(token) for token in ids]
@@ -66,7 +71,7 @@ async def tokenizer_info(request: Request) -> Response:
     return JsonResponse(info)
 
 
-def _ids(model: ServedModel, tokenize_request: TokenizeRequest) -> list[int]:
+def _ids(model: ServedModel, tokenize_request: TokenizeRequest, images: "Sequence[SharedImage]") -> list[int]:
     if tokenize_request.messages is None:
         return model.text.tokenizer.encode(
             tokenize_request.prompt or "", add_special=tokenize_request.add_special_tokens is not False
@@ -77,9 +82,8 @@ def _ids(model: ServedModel, tokenize_request: TokenizeRequest) -> list[int]:
     }
     variables = ending | thinking_variables(model, False) | (tokenize_request.chat_template_kwargs or {})
     try:
-        return model.text.prompt_ids(
-            template_turns(model, tokenize_request.messages), tokenize_request.tools, **variables
-        )
+        turns = template_turns(model, tokenize_request.messages)
+        return rendered_prompt(model, turns, tokenize_request.tools, variables, images).tokens
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
 

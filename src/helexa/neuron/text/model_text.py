@@ -1,6 +1,6 @@
 """Text processing of one model: it converts conversations to prompt tokens, and generated tokens to text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -17,6 +17,12 @@ from helexa.neuron.text.templates.template_sources import TemplateSources
 from helexa.neuron.text.tokenizers.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
+
+InsertImages = Callable[[str, int], str]
+"""Function that replaces the placeholders of images in a rendered prompt.
+
+The arguments are the prompt and the number of images in its messages.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,12 @@ class ModelText:
         )
 
     def prompt_ids(
-        self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        insert_images: InsertImages | None = None,
+        **template_kwargs: Any,
     ) -> list[int]:
         """Render `messages` with the chat template and return the token ids of the prompt.
 
@@ -119,16 +130,24 @@ class ModelText:
 
         Args:
             tools: the available tools in the format of OpenAI's chat API.
+            insert_images: function that replaces the placeholders of images; None for messages without images.
             template_kwargs: further arguments of `ChatTemplate.render`, and variables of the template.
 
         Raises:
             TemplateError: the template cannot render the messages.
         """
         text = self.template.render(messages, tools=tools, **template_kwargs)
+        if insert_images is not None:
+            text = insert_images(text, sum(map(_image_count, messages)))
         return [*self._prefix, *self.tokenizer.encode(text)]
 
     def prompt_and_turn_start(
-        self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        insert_images: InsertImages | None = None,
+        **template_kwargs: Any,
     ) -> tuple[list[int], int]:
         """Return the prompt, and the number of tokens at its beginning that do not depend on the last user message.
 
@@ -146,14 +165,16 @@ class ModelText:
         Raises:
             TemplateError: the template cannot render `messages`.
         """
-        prompt = self.prompt_ids(messages, tools, **template_kwargs)
+        prompt = self.prompt_ids(messages, tools, insert_images, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
             return prompt, 0
         changed = {**messages[last], "content": _different_message(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:
-            other_prompt = self.prompt_ids([*messages[:last], changed], tools, **template_kwargs | ending)
+            other_prompt = self.prompt_ids(
+                [*messages[:last], changed], tools, insert_images, **template_kwargs | ending
+            )
         except TemplateError:
             return prompt, 0
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other_prompt, strict=False)))
@@ -166,6 +187,11 @@ def _gguf_in(path: Path) -> Path:
         contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
         raise ModelFileError(f"{path} contains {contents}; name a model file")
     return files[0]
+
+
+def _image_count(message: Message) -> int:
+    content = message.get("content")
+    return sum(part.get("type") == "image" for part in content) if isinstance(content, list) else 0
 
 
 def _different_message(content: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from helexa.core.errors import ModelFileError
 
 _TEXT = re.compile(
-    r"(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
+    r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
 )
 _HEAD = "lm_head."
 _DRAFTING = "mtp."  # multi-token prediction layers; text-only models may have these layers, too

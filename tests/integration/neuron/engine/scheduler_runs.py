@@ -6,6 +6,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.steps import Steps
@@ -18,7 +19,8 @@ def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler
     """Return a scheduler over the runner's state slots and its first `pages` KV pages; 0 for all pages."""
     engine_options, facts = EngineOptions(**options), runner.facts  # type: ignore[arg-type]
     states = StatePool(engine_options.max_sequences, facts.snapshots) if facts.state_bytes else None
-    return Scheduler(engine_options, PagePool(pages or facts.kv_pages, PAGE_SIZE), states)
+    traits = TEXT_TRAITS if runner.encoder is None else runner.encoder.traits
+    return Scheduler(engine_options, PagePool(pages or facts.kv_pages, PAGE_SIZE), states, None, traits)
 
 
 def generate(

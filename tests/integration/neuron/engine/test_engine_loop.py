@@ -46,7 +46,7 @@ FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
 
 @pytest.fixture(autouse=True)
 def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "build_step", lambda plan, buckets: plan)
+    monkeypatch.setattr(steps, "build_step", lambda plan, buckets, encoder: plan)
 
 
 class Runner:
@@ -54,6 +54,7 @@ class Runner:
 
     device = torch.device("cpu")
     computes_alone = True
+    encoder = None
     buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
 

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0)
 
 @pytest.fixture(autouse=True)
 def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "build_step", lambda plan, buckets: plan)
+    monkeypatch.setattr(steps, "build_step", lambda plan, buckets, encoder: plan)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -49,6 +49,7 @@ class SimulatedRunner(SimulatedCache):
         super().__init__(scheduler, next_token)
         self.device: torch.device | None = None
         self.buckets: list[Bucket] = []
+        self.encoder = None
         self.ahead = 0
         self.entries = 0
         self.cleared: list[int] = []

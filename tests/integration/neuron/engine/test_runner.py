@@ -13,7 +13,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading import load as load_module
+from helexa.neuron.engine.loading import build as build_module
 from helexa.neuron.engine.loading.device import usable_device
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.hardware.host_memory import own_bytes
@@ -145,6 +145,6 @@ def test_out_of_memory_while_loading_is_not_a_file_error(tmp_path: Path, monkeyp
         def prepare(self) -> None:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(load_module, "model_class", lambda model_type: OutOfMemoryModel)
+    monkeypatch.setattr(build_module, "model_class", lambda model_type: OutOfMemoryModel)
     with pytest.raises(torch.OutOfMemoryError):
         load(write(tmp_path))

@@ -70,8 +70,12 @@ def test_ranks_quantize_their_own_part(name: str, tmp_path: Path) -> None:
 def test_ranks_add_partial_results_of_quantized_weights(name: str, tmp_path: Path) -> None:
     """Attention outputs have a single block of q4k here, and are computed exactly beside the partial sums."""
     tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
-    expected, _ = logits_and_tokens(tmp_path, quant="q4k")
-    logits, _ = logits_and_tokens(tmp_path, quant="q4k", tensor_parallel=2, tensor_parallel_mode="sum")
+    precise: dict[str, str] = {
+        "quant": "q4k",
+        "activations": "int16",
+    }  # whether a number is an outlier depends on the rank's part
+    expected, _ = logits_and_tokens(tmp_path, **precise)
+    logits, _ = logits_and_tokens(tmp_path, **precise, tensor_parallel=2, tensor_parallel_mode="sum")
     torch.testing.assert_close(logits[::STEPS], expected[::STEPS], rtol=0, atol=0.02 * float(expected.std()))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.buckets import buckets
 from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
+from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.step_buffers import StepBuffers
@@ -39,10 +40,12 @@ class Runner:
 
     Attributes:
         facts: sizes of the model, set after loading.
+        encoder: the encoder of images, set after loading; None if the model reads text only.
         buckets: sizes of the graphs that `warm_up` captures or has captured.
     """
 
     facts: ModelFacts
+    encoder: ImageEncoder | None = None
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Runner:
         slots = grant.sequences + grant.snapshots if request.state else 0
         self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
+        rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences + request.image_rows
         width = min(-(-request.context // PAGE_SIZE) + 1, grant.pages)
         self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
         self._is_whole_model = model.loader.stage.is_whole_model

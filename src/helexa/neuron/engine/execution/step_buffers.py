@@ -1,7 +1,10 @@
 """Buffers in host and device memory for the inputs of steps."""
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from helexa.neuron.engine.execution.buckets import MAX_DRAFT_ROWS
@@ -83,8 +86,10 @@ class StepBuffers:
             pooled=step.pooled,
             capacity=capacity,
             bucket=bucket,
-            embeddings=None if step.embeddings is None else torch.from_numpy(step.embeddings).to(on_device),
-            embedding_rows=None if step.embedding_rows is None else torch.from_numpy(step.embedding_rows).to(on_device),
+            embeddings=_on_device(step.embeddings, on_device),
+            embedding_rows=_on_device(step.embedding_rows, on_device),
+            deepstack=_on_device(step.deepstack, on_device),
+            attention_ends=step.attention_ends,
         )
 
     def _next_host(self) -> Tensor:
@@ -92,6 +97,10 @@ class StepBuffers:
         if self._copied:
             self._copied[self._turn].synchronize()
         return self._hosts[self._turn]
+
+
+def _on_device(array: NDArray[Any] | None, device: torch.device) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array).to(device)
 
 
 class _Layout:

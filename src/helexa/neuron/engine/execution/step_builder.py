@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.neuron.engine.execution.buckets import fitting
+from helexa.neuron.engine.execution.image_encoder import ImageEncoder, ImageRows
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_input import Adjustments, HiddenRows, Int32, Sampling, StepInput, int32
@@ -18,12 +19,13 @@ _MASK64 = (1 << 64) - 1
 _NONE = Adjustments()
 
 
-def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
+def build_step(plan: Plan, buckets: Rows[Bucket] = (), encoder: ImageEncoder | None = None) -> StepInput:
     """Return the input of the step that `plan` describes.
 
     Args:
         plan: the plan, which must not be empty.
         buckets: batch sizes for which graphs are captured. If the step fits into one, the input names this bucket.
+        encoder: encoder of the images in the plan; None for a model that reads text only.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -32,6 +34,7 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
     samples: dict[int, range] = {}  # sequence id -> rows whose logits are needed
     hidden: dict[int, range] = {}  # sequence id -> rows whose hidden states are needed
     order = sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages)))
+    images = ImageRows()
     width = max(-(-(e.sequence.computed + e.count + len(e.drafts)) // PAGE_SIZE) for e in plan)
     pages = np.zeros((len(plan), width), np.int32)
     for entry, table_row in zip(order, pages, strict=True):
@@ -42,13 +45,17 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
         table_row[: len(page_ids)] = page_ids
         if end - computed == 1:  # fast path for the most frequent case
             tokens.append(sequence.tokens[computed])
-            positions.append(computed)
+            positions.append(computed if sequence.images is None else computed + sequence.images.delta)
             slots.append(page_ids[-1] * PAGE_SIZE + computed % PAGE_SIZE)
         else:
             tokens += sequence.tokens[computed : end - len(drafts)]
             tokens += drafts
-            positions += range(computed, end)
+            delta = 0 if sequence.images is None else sequence.images.delta
+            positions += range(computed + delta, end + delta)
             slots += [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
+        if sequence.images is not None:
+            assert encoder is not None
+            images.add(entry, start, encoder)
         ends.append(len(tokens))
         samples[sequence.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
         if hidden_range := _wanted(entry):
@@ -59,7 +66,7 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
     longest = max(entry.count + len(entry.drafts) for entry in plan)
     return StepInput(
         tokens=int32(tokens),
-        positions=int32(positions),
+        positions=images.positions(int32(positions)),
         slots=int32(slots),
         sample_rows=int32(list(rows)),
         starts=int32([0, *ends]),
@@ -71,7 +78,11 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
         sampling=sampling_of(list(sampled_rows(sampling))) if sampling else None,
         restores=_copies((entry.restore, entry.sequence.slot) for entry in plan),
         saves=_copies((entry.sequence.slot, entry.save) for entry in plan),
-        bucket=None if pooled else fitting(len(tokens), len(plan), longest, buckets),
+        bucket=None if pooled or images else fitting(len(tokens), len(plan), longest, buckets),
+        embeddings=images.embeddings,
+        embedding_rows=images.rows,
+        deepstack=images.deepstack,
+        attention_ends=images.attention_ends(int32(positions)),
     )
 
 

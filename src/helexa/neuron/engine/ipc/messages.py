@@ -11,6 +11,8 @@ import msgspec
 from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.text.pooling import Pooling
+from helexa.neuron.vision.preprocessing.layout import ImageLayout
+from helexa.neuron.vision.prompt.image_range import ImageRange
 
 MAX_TRACED_STEPS = 64
 """Maximum number of steps that the engine reports for a traced request."""
@@ -74,6 +76,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             results in the order of the ranks, which needs fewer exchanges. `auto` is `exact` on CPUs and `sum` on GPUs.
         pipeline_parallel: number of hosts that compute the model together. Each host computes a part of the layers with
             `tensor_parallel` ranks.
+        images: whether to load the vision tower of the model, if the model has one.
+        mmproj: path of the GGUF file with the vision tower of a GGUF model; empty to look for it beside the model.
+        max_image_tokens: maximum number of tokens of an image, for which the engine requests memory.
+        image_cache_mb: MiB for the embeddings of images that were encoded recently.
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
             the same requests in the same order get the same plans.
     """
@@ -102,6 +108,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     tensor_parallel_mode: TensorParallelMode = "auto"
     pipeline_parallel: int = 1
+    images: bool = False
+    mmproj: str = ""
+    max_image_tokens: int = 1024
+    image_cache_mb: int = 256
     step_timing: StepTiming = "measured"
 
     def device_of(self, rank: int) -> str:
@@ -138,6 +148,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
+class PromptImage(msgspec.Struct, frozen=True):
+    """An image of a prompt. The server sends its pixels through the engine's socket for pixels (see `pixel_socket`).
+
+    Attributes:
+        digest: digest of the input of the vision tower (see `PreparedImage.digest`).
+        layout: tiles and patches of the image, and number of its tokens.
+    """
+
+    digest: bytes
+    layout: ImageLayout
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Server -> engine: generate at most `max_tokens` tokens after `prompt`. If it is 0, only compute the prompt.
 
@@ -159,6 +181,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         reports_start: whether to send a `TokenOutput` with `started` after the first step of a prompt that takes
             several steps.
         traced: whether the last `TokenOutput` reports the steps of the sequence.
+        images: the images of the prompt.
+        image_ranges: the image tokens of the prompt: the tokens whose embeddings are replaced with embeddings of the
+            images, in the order of the prompt.
     """
 
     id: int
@@ -173,6 +198,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     reports_start: bool = False
     traced: bool = False
+    images: list[PromptImage] = []
+    image_ranges: list[ImageRange] = []
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -280,6 +307,8 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
         state: memory of the recurrent state of one sequence; 0 for a model without recurrent layers.
         sequences: requested maximum number of running sequences, each of which takes one `state`.
         snapshots: requested number of snapshots of recurrent state, each of which takes one `state`.
+        image_rows: number of rows by which a step may exceed the token budget, because an image must be computed in one
+            step.
     """
 
     device: str
@@ -300,6 +329,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     sequences: int
     snapshots: int
     devices: list[str] = []
+    image_rows: int = 0
 
     def pages_for(self, positions: int) -> int:
         """Return how many KV pages are needed for `positions` positions."""
@@ -329,6 +359,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
         quant: format to which unquantized weights were quantized while loading; empty for no quantization.
         memory_bytes: bytes granted to the engine.
         max_sequences: maximum number of running sequences; 0 if the number in `EngineOptions` applies.
+        images: whether the engine has loaded the vision tower of the model.
     """
 
     model_type: str
@@ -345,6 +376,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     quant: str = ""
     memory_bytes: int = 0
     max_sequences: int = 0
+    images: bool = False
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):

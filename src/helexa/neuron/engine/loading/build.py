@@ -10,10 +10,12 @@ from typing import Self
 import msgspec
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
 from helexa.neuron.engine.loading.device import kernels_for, policy_for, rank_group, usable_device
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
+from helexa.neuron.engine.loading.vision import VisionMemory, VisionPart
 from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded, StageLayers
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.loader import Loader
@@ -37,6 +39,8 @@ class Build:
         rank: number of this process among the ranks of this host.
 
     Attributes:
+        vision: the vision part of the model; None in ranks after rank 0, for models without vision, and if the options
+            do not ask for images.
         stage: the decoder layers to build. The caller may set the stage before it calls `request` and `model`.
     """
 
@@ -55,6 +59,9 @@ class Build:
                 self.ops.ranks = rank_group(options, rank, self.device)
                 self.layers = int(self._config.get("num_hidden_layers") or 0)
                 self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
+                self.vision = None
+                if options.images and rank == 0:
+                    self.vision = VisionPart.open(path, self.ops, self.policy.quant, options)
         except BaseException:
             self.checkpoint.close()
             raise
@@ -64,6 +71,8 @@ class Build:
 
     def __exit__(self, *_: object) -> None:
         self.checkpoint.close()
+        if self.vision is not None:
+            self.vision.close()
 
     @property
     def final_options(self) -> EngineOptions:
@@ -93,12 +102,38 @@ class Build:
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self._config, self.ops, self.policy, self.stage
             )
+            vision = self.vision_memory()
+        step_tokens = self.options.max_step_tokens + vision.image_rows
+        options = msgspec.structs.replace(self.options, max_step_tokens=step_tokens)
+        processes = 0
         if self.options.devices:  # rank 0 has the largest part
-            return memory_request(estimate, self.options, self.ops)
-        ranks = self.ops.ranks.count
-        request = memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
-        processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
-        return msgspec.structs.replace(request, step=request.step + processes)
+            request = memory_request(estimate, options, self.ops)
+        else:
+            ranks = self.ops.ranks.count
+            request = memory_request(of_all_ranks(estimate, ranks), options, self.ops)
+            processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
+        return msgspec.structs.replace(
+            request,
+            weights=request.weights + vision.weights,
+            step=request.step + processes + vision.step,
+            image_rows=vision.image_rows,
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """Total size of the model's tensors in the files, in bytes, with the vision part."""
+        return self.checkpoint.total_bytes + (0 if self.vision is None else self.vision.total_bytes)
+
+    def vision_memory(self) -> VisionMemory:
+        """Return the memory of the vision tower; zeros without a vision tower."""
+        return VisionMemory(0, 0, 0) if self.vision is None else self.vision.memory()
+
+    def encoder(self, model: Decoder) -> ImageEncoder | None:
+        """Read the weights of the vision tower, and return the encoder of images; None without a vision tower."""
+        if self.vision is None:
+            return None
+        with self._invalid_configuration():
+            return self.vision.load(model)
 
     def model(self, on_progress: Callable[[int, int], None]) -> Decoder:
         """Read the weights and return the model.

@@ -115,11 +115,14 @@ def load_once(
             loaded += stages.wait_until_loaded()
         on_progress(total, total)
         others = [processes for processes in (other_ranks, stages) if processes is not None]
+        encoder = build.encoder(decoder)
         model = LoadedModel(decoder, build.ops, options, others)
         if build.device.type == "cuda" and stages is None:
             request = measured_on_device(model, request, grant.sequences, lambda: on_progress(total, total))
+            request = msgspec.structs.replace(request, step=request.step + build.vision_memory().step)
             grant = ask(request)
         runner, token_seconds = _start(build, model, request, grant)
+        runner.encoder = encoder
         runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds)
         on_error.pop_all()
         return runner
@@ -173,7 +176,7 @@ def _facts(
         vocab_size=model.vocab_size,
         context_length=min(request.context, grant.pages * PAGE_SIZE),
         parameters=build.parameters,
-        weight_bytes=build.checkpoint.total_bytes,
+        weight_bytes=build.total_bytes,
         step_bytes=sum(part.step_bytes for part in loaded),
         token_bytes=page // PAGE_SIZE,
         kv_bytes=grant.pages * page,

@@ -67,7 +67,7 @@ def estimate_memory(
     Raises:
         ModelFileError: the model cannot be built. Loading it would raise the same error.
     """
-    sizes = _WeightSizes(checkpoint, ops, policy, stage)
+    sizes = WeightSizes(checkpoint, ops, policy, stage)
     model = architecture(config, sizes)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
@@ -101,7 +101,7 @@ class _Matrix:
     nbytes: int
 
 
-class _WeightSizes(Loader):
+class WeightSizes(Loader):
     """A loader that reads no weights. It counts the bytes that loading the model would allocate and free.
 
     Attributes:

@@ -16,6 +16,7 @@ from helexa.neuron.engine.ipc.messages import Cancel, EngineOptions, Generate
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.kv_cache.state_pool import StatePool
 from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits
 from helexa.neuron.engine.scheduling.step_controller import StepController
 
 _LENGTH_BYTES = 4
@@ -30,6 +31,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
         snapshots: number of slots for snapshots of recurrent state; None for a model without recurrent layers.
         step_seconds: seconds without progress after which the engine counts as hung.
         token_seconds: measured seconds of a step with one token; 0 if not measured.
+        image_traits: how the model treats the image tokens of prompts.
     """
 
     options: EngineOptions
@@ -38,12 +40,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     snapshots: int | None = None
     step_seconds: float = float("inf")
     token_seconds: float = 0.0
+    image_traits: ImageTraits = TEXT_TRAITS
 
-    def arguments(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
+    def arguments(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController, ImageTraits]:
         """Return the constructor arguments of a scheduler with this configuration, as new objects."""
         states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
         controller = StepController(self.options, self.step_seconds, self.token_seconds)
-        return self.options, PagePool(self.pages, self.page_size), states, controller
+        return self.options, PagePool(self.pages, self.page_size), states, controller, self.image_traits
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_defaults=True):

@@ -6,6 +6,9 @@ not wait for the end of a long prompt. The oldest prompt gets at least half of t
 
 If several principals (API key owners) have sequences, the first sequence of each principal comes first, then the second
 sequence of each principal, and so on. A step may then omit some of the decoding sequences (see `step_controller`).
+
+An image is encoded before the step that computes its first token. The images that begin in a step have at most as many
+tokens as the token budget, except if a single image has more.
 """
 
 from collections import Counter, deque
@@ -15,6 +18,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.overlap import foreseeable
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
@@ -37,6 +41,7 @@ class Planner:
         self._suspect_turn = False  # whether the next step is for a suspect
         self._ahead = False  # whether the plan is made before the previous step is committed
         self._left_out = False  # whether the last plan omits a sequence because too few pages are free
+        self._image_tokens = 0  # tokens of the images that begin in the plan
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
 
     def plan(self) -> Plan:
@@ -106,6 +111,7 @@ class Planner:
         that may have caused a step to fail (see `Scheduler.isolate`).
         """
         plan: dict[Sequence, int] = {}
+        self._image_tokens = 0
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
         decoding = [
             sequence
@@ -133,6 +139,7 @@ class Planner:
         Suspects are sequences that may have caused a step to fail (see `Scheduler.isolate`).
         """
         plan: dict[Sequence, int] = {}
+        self._image_tokens = 0
         for _ in range(len(self._queues.suspects)):
             sequence = self._queues.suspects[0]
             self._queues.suspects.rotate(-1)
@@ -150,7 +157,7 @@ class Planner:
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
-        while remaining and (sequence := next(prompts, None)):
+        while remaining > 0 and (sequence := next(prompts, None)):
             sequence_limit = limits.tokens_for(sequence)
             if sequence.pending > remaining and sequence_limit >= remaining:
                 limits.widen(sequence, remaining // 2)
@@ -215,7 +222,7 @@ class Planner:
         """
         remaining = budget
         shortest = self._shortest(cut, plan, limits)
-        while remaining and (sequence := next(shortest, None)):
+        while remaining > 0 and (sequence := next(shortest, None)):
             remaining -= self._take(
                 sequence, min(sequence.pending, remaining, limits.tokens_for(sequence)), plan, limits
             )
@@ -270,11 +277,14 @@ class Planner:
         If too few pages are free, the newest sequences are preempted. Within `plan_after`, no sequence is preempted.
 
         Returns:
-            The number of added tokens. It is 0 if no pages are left or the sequence itself is preempted.
+            The number of added tokens. It is 0 if no pages are left, if the sequence itself is preempted, or if an
+            image must wait for the next step. It is larger than `count` if an image must be computed in one step.
         """
         if sequence not in self._queues.running:
             return 0  # preempted in this plan for an older sequence
         count = self._memory.until_mark(sequence, count)
+        if sequence.images is not None and (count := self._until_image(sequence, sequence.images, count)) == 0:
+            return 0
         while not self._memory.grow(sequence, count):
             if self._ahead:
                 self._left_out = True
@@ -286,6 +296,15 @@ class Planner:
                 return 0
         plan[sequence] = count
         return count
+
+    def _until_image(self, sequence: Sequence, images: PromptImages, count: int) -> int:
+        """Return how many of the next `count` tokens of a sequence the step may compute, because of its images."""
+        computed = sequence.computed
+        for start, tokens in images.begun(computed, computed + count):
+            if self._image_tokens and self._image_tokens + tokens > self._options.max_step_tokens:
+                return start - computed
+            self._image_tokens += tokens
+        return images.chunk_end(computed, computed + count) - computed
 
     def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...], drafter: Drafter | None) -> PlanEntry:
         restore, sequence.restore = sequence.restore, None

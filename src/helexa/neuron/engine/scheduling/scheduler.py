@@ -29,6 +29,7 @@ from helexa.neuron.engine.kv_cache.state_pool import StatePool
 from helexa.neuron.engine.scheduling.committer import Committer
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.planner import Planner
+from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits, PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
@@ -46,6 +47,7 @@ class Scheduler:
             therefore do not change the state, and accepted drafts are computed again in the next step. A cached prefix
             is usable only up to its last snapshot.
         controller: limits the size of steps; None for a new `StepController` without a limit from a hang timeout.
+        image_traits: how the model treats the image tokens of prompts.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Scheduler:
         pages: PagePool,
         states: StatePool | None = None,
         controller: StepController | None = None,
+        image_traits: ImageTraits = TEXT_TRAITS,
     ) -> None:
         self.options = options
+        self._image_traits = image_traits
         self.pages = pages
         self.states = states
         capacity = pages.total * pages.page_size
@@ -95,6 +99,8 @@ class Scheduler:
             return sequence.failure(f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
         if len(sequence.tokens) > self._most_tokens:
             return sequence.failure(f"the prompt is longer than the context of {self.options.context_length}")
+        if sequence.request.image_ranges:
+            sequence.images = PromptImages(sequence.request, self._image_traits)
         sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
         sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)

@@ -1,7 +1,9 @@
 """One request inside the engine: its tokens, its KV pages, and how many of its tokens are computed."""
 
 import time
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from typing import Any
 
 from helexa.neuron.engine.ipc.messages import (
     MAX_TRACED_STEPS,
@@ -16,7 +18,9 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.step.pooling import PooledVector
+from helexa.neuron.engine.step.step_input import Float32
 
 
 @dataclass(eq=False)
@@ -43,6 +47,10 @@ class Sequence:
         read_tokens, read_seconds: see `Timing`.
         steps: the first steps of a traced sequence.
         distinct: the distinct token ids in `tokens`.
+        images: the images of the prompt; None without images. The scheduler sets it.
+        pixels: the input of the vision tower for each image (see `PreparedImage.pixels`).
+        encoded: index and embeddings of the image of which the last step computed a part; None if the last step ended
+            outside of an image (see `ImageEncoder`).
         arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
         arrival: position of the sequence in the order of arrival.
     """
@@ -63,6 +71,9 @@ class Sequence:
     restore: int | None = None
     stepped: int = 0
     follower: bytes | None = None
+    images: PromptImages | None = None
+    pixels: Rows[Float32] = ()
+    encoded: tuple[int, Any] | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None

@@ -40,7 +40,7 @@ class Memory:
         if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
-        page_hash.extend(sequence.chain, sequence.tokens, full_pages, self._pages.page_size)
+        self._extend_chain(sequence, full_pages)
         pages = self._pages.match(sequence.chain[1 : full_pages + 1])
         if self._states is not None:
             count, sequence.restore = self._states.longest(sequence.chain[1 : len(pages) + 1])
@@ -81,7 +81,7 @@ class Memory:
         sequence.computed += count
         full_pages = sequence.computed // self._pages.page_size
         if full_pages > registered_pages and self._reuses:
-            page_hash.extend(sequence.chain, sequence.tokens, full_pages, self._pages.page_size)
+            self._extend_chain(sequence, full_pages)
             for index in range(registered_pages, full_pages):
                 self._pages.register(sequence.pages[index], sequence.chain[index + 1])
 
@@ -91,6 +91,7 @@ class Memory:
         sequence.pages = []
         sequence.computed = sequence.fresh = 0
         sequence.restore = None
+        sequence.encoded = None
         if self._states is not None and sequence.slot is not None:
             self._states.give_back(sequence.slot)
             sequence.slot = None
@@ -131,7 +132,7 @@ class Memory:
             return None
         if sequence.tokens[end - 1] >= 0:  # otherwise the token, and so the page hash, is not known yet
             page = end // self._pages.page_size
-            page_hash.extend(sequence.chain, sequence.tokens, page, self._pages.page_size)
+            self._extend_chain(sequence, page)
             if self._states.holds(sequence.chain[page]):
                 return None
         return self._states.reserve()
@@ -145,7 +146,7 @@ class Memory:
             return
         sequence, size = entry.sequence, self._pages.page_size
         count = (sequence.computed + entry.count) // size
-        page_hash.extend(sequence.chain, sequence.tokens, count, size)
+        self._extend_chain(sequence, count)
         page = sequence.chain[count]
         self._states.register(entry.save, page)
         if entry.decoding:
@@ -179,6 +180,10 @@ class Memory:
             (position // _SNAPSHOT_INTERVAL + 1) * _SNAPSHOT_INTERVAL,
         )
         return min(end for end in ends if end > position)
+
+    def _extend_chain(self, sequence: Sequence, pages: int) -> None:
+        """Extend the hash chain of `sequence` to its first `pages` pages."""
+        page_hash.extend(sequence.chain, sequence.tokens, pages, self._pages.page_size, sequence.images)
 
     def _needed(self, sequence: Sequence) -> int:
         """Return the number of pages for all tokens of `sequence` and one more token.

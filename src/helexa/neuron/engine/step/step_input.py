@@ -104,6 +104,8 @@ class StepInput(msgspec.Struct, frozen=True):
         bucket: size of the captured graph that computes the step; None to run without a graph.
         embeddings: float32 [E, H], inputs of the first layer that replace the embeddings of tokens.
         embedding_rows: int32 [E], the rows whose embeddings are replaced.
+        deepstack: float32 [D, E, H], numbers to add to the hidden states of these rows after the first D layers.
+        attention_ends: int32 [T], number of tokens of its sequence that each row attends to; None for causal attention.
     """
 
     tokens: Int32
@@ -122,6 +124,8 @@ class StepInput(msgspec.Struct, frozen=True):
     bucket: Bucket | None = None
     embeddings: Float32 | None = None
     embedding_rows: Int32 | None = None
+    deepstack: Float32 | None = None
+    attention_ends: Int32 | None = None
 
     @property
     def pooled(self) -> int:

@@ -15,6 +15,8 @@ _OFFSET = 1.0  # the weight of the norm is stored minus 1
 class Gemma3Tower(SiglipTower):
     """SigLIP, followed by the average of squares of patches, an RMS norm and a projection."""
 
+    whole = True
+
     def prepare(self) -> None:
         """Read the projector, after the work of `SiglipTower.prepare`."""
         super().prepare()

@@ -41,12 +41,18 @@ class VisionTower:
     Attributes:
         settings: the checked settings of `vision_config`.
         width: H, the width of the embeddings. It must be the hidden size of the text model.
+        merge: number of rows of patches, and of columns of patches, that become one token, if the text model has
+            positions with three axes (M-RoPE); 0 for other text models.
     """
 
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Implemented values of settings of `vision_config` that change the computation."""
 
+    whole: ClassVar[bool] = False
+    """Whether an image token attends to all tokens of its image in the text model."""
+
     width: int
+    merge: int = 0
 
     def __init__(self, config: Mapping[str, Any], loader: Loader) -> None:
         self.config = config
@@ -62,6 +68,16 @@ class VisionTower:
         self._embed = self.patch_embedding()
         self.blocks = [self.block(index) for index in range(self.settings.layers)]
         self.prepare()
+
+    @property
+    def deepstack_layers(self) -> tuple[int, ...]:
+        """Indexes of the layers whose hidden states the text model receives, too."""
+        return ()
+
+    @property
+    def patch_values(self) -> int:
+        """Number of values of a patch in the input."""
+        return CHANNELS * self.patch_size**2
 
     def normalized(self, vision: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings `vision_config` with the keys that `Settings` checks."""
@@ -90,8 +106,8 @@ class VisionTower:
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the embeddings of P patches, float32 [P, H], without position embeddings."""
-        values = CHANNELS * self.patch_size**2
-        padded = F.pad(pixels.to(self.loader.ops.device), (0, padded_width(values) - values))
+        padding = padded_width(self.patch_values) - self.patch_values
+        padded = F.pad(pixels.to(self.loader.ops.device), (0, padding))
         return self._embed(padded.to(self.loader.ops.activation_dtype)).float()
 
     def run(self, index: int, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:

@@ -288,13 +288,18 @@ class GpuOps(Ops):
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages.
 
-        Plain torch computes the batches that the Triton kernels do not support on this GPU.
+        Plain torch computes the batches that the Triton kernels do not support on this GPU, and images whose tokens
+        attend to the whole image.
 
         Raises:
             RuntimeError: the Triton kernels do not support the batch, and plain torch cannot compute it, because a
                 graph is captured.
         """
         rows, _, dim = queries.shape
+        if batch.attention_ends is not None:
+            if self._in_bytes(dim):
+                raise RuntimeError("images of this model need a KV cache of 16 bits (kv_dtype)")
+            return self._torch.attend(queries, cache, batch, kind)
         if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):
             return attention.attend(queries, cache, batch, kind, self.gpu)
         if batch.bucket:

@@ -4,13 +4,15 @@ The work list divides the queries of the batch into tiles. It also divides the p
 segments of SEGMENT_POSITIONS (512) positions, which several threads compute as partial results.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.constants import PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 
 _TILE = 24  # maximum number of queries per tile; a query is one head of one row
@@ -112,6 +114,9 @@ class AttentionPlan:
             first_page = len(pages)
             pages += page_row[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
             count = span.stop - span.start
+            if batch.attention_ends is not None and count > 1:
+                tiles += self._with_ends(span, batch.attention_ends[span.start : span.stop], first_page)
+                continue
             for start in range(0, count, rows_per_tile):
                 rows, position = min(rows_per_tile, count - start), span.prefix + start
                 segments = -(-(position + rows) // SEGMENT_POSITIONS)
@@ -127,6 +132,26 @@ class AttentionPlan:
         _fill(self.split_count, [len(splits)])
         _fill(self.splits, splits)
         _fill(self.pages, pages)
+
+    def _with_ends(self, span: Span, ends: NDArray[np.int32], first_page: int) -> Iterator[Tile]:
+        """Yield the tiles of a span with the given `Batch.attention_ends`.
+
+        The rows of a tile either have causal attention, or attend to the same number of positions.
+        """
+        start, count = 0, len(ends)
+        while start < count:
+            position, seen = span.prefix + start, int(ends[start])
+            causal = seen == position + 1
+            stop = start + 1
+            while stop < min(start + self._rows_per_tile, count):
+                own = span.prefix + stop + 1
+                if (ends[stop] != own) if causal else (ends[stop] != seen):
+                    break
+                stop += 1
+            positions = position + stop - start if causal else seen
+            segments = -(-positions // SEGMENT_POSITIONS)
+            yield Tile(span.start + start, stop - start, position, first_page, 0, segments, -1, 0 if causal else seen)
+            start = stop
 
 
 def _fill(table: Tensor, values: list[Tile] | list[Split] | list[int]) -> None:

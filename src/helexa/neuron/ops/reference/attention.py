@@ -53,12 +53,14 @@ class Chunk:
         pages: [P], page numbers of the sequence, up to the page of the last of these rows.
         contiguous: number of the first page if the page numbers ascend without a gap; else None. Attention can read
             contiguous pages without a copy.
+        ends: [N], number of positions that each row attends to; None for causal attention.
     """
 
     rows: slice
     prefix: int
     pages: Tensor
     contiguous: int | None
+    ends: Tensor | None = None
 
 
 class SpanGroups:
@@ -79,12 +81,14 @@ class SpanGroups:
             for span, span_pages in zip(batch.span_list, batch.host_spans.pages, strict=True)
         ]
         spans = list(zip(batch.span_list, pages, strict=True))
+        ends = None if batch.attention_ends is None else torch.from_numpy(batch.attention_ends).to(device)
         self._chunks = [
             Chunk(
                 slice(span.start, span.stop),
                 span.prefix,
                 torch.tensor(span_pages, device=device),
                 _first_if_contiguous(span_pages),
+                None if ends is None else ends[span.start : span.stop],
             )
             for span, span_pages in spans
             if span.stop - span.start > 1
@@ -149,7 +153,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Return the causal attention output [N, heads, D] of the N rows of a prefill chunk.
+    """Return the attention output [N, heads, D] of the N rows of a prefill chunk.
 
     Args:
         queries: [N, heads, D].
@@ -165,10 +169,10 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
     queries = queries.transpose(0, 1)
     mask = None
     windowed = kind.window is not None and length > kind.window
-    if chunk.prefix or windowed or kind.sinks is not None:
+    if chunk.prefix or windowed or kind.sinks is not None or chunk.ends is not None:
         rows = torch.arange(chunk.prefix, length, device=queries.device)[:, None]
         places = torch.arange(length, device=queries.device)
-        mask = places <= rows
+        mask = places <= rows if chunk.ends is None else places < chunk.ends[:, None]
         if kind.window is not None:
             mask &= places > rows - kind.window
     if kind.sinks is not None:

@@ -213,6 +213,7 @@ def _usage(end: Finished) -> Usage:
         end.completion_tokens,
         cached_tokens=end.cached_tokens,
         reasoning_tokens=end.reasoning_tokens,
+        image_tokens=end.image_tokens,
         prefill_ms=end.prefill_ms,
         decode_ms=end.decode_ms,
     )

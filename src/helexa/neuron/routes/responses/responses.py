@@ -57,10 +57,10 @@ async def count_input_tokens(request: Request) -> Response:
     """
     _, model, _, chat = await _read_request(request)
     try:
-        prompt, _ = await rendered(model, chat)
+        prompt = await rendered(model, chat)
     except ApiError as error:
         raise with_renamed_param(error) from None
-    counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
     return JsonResponse(counted)
 
 

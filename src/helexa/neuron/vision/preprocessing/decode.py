@@ -6,7 +6,7 @@ from io import BytesIO
 import msgspec
 from PIL import Image, UnidentifiedImageError
 
-from helexa.core.errors import HelexaError
+from helexa.neuron.vision.image_error import ImageError
 
 Image.MAX_IMAGE_PIXELS = None  # `decode` checks the number of pixels itself, against its own limit
 
@@ -22,10 +22,6 @@ _TRANSPOSITIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class ImageError(HelexaError):
-    """An image of a request cannot be used. The error message is one line for the client."""
 
 
 class ImageLimits(msgspec.Struct, frozen=True):

@@ -8,13 +8,12 @@ import os
 from functools import partial
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from helexa.neuron.processes.sandboxed import cpu_time_limit, receive_descriptor, serve
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits
+from helexa.neuron.vision.image_error import ImageError
+from helexa.neuron.vision.preprocessing.decode import ImageLimits
 from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, prepare
-from helexa.neuron.vision.preprocessing.shared_pixels import SharedPixels
+from helexa.neuron.vision.preprocessing.shared_pixels import pixel_array
 
 MAX_MEMORY = 1536 << 20
 """Maximum growth of the process's address space after its start, in bytes."""
@@ -61,18 +60,15 @@ def _respond(body: bytes) -> bytes:
     settings, _, data = body.partition(b"\n")
     request = msgspec.json.decode(settings, type=ImageRequest)
     descriptor = receive_descriptor()
+    allocate = partial(pixel_array, descriptor)
     try:
         with cpu_time_limit(request.seconds):
-            image = prepare(data, request.processor, request.limits, request.max_tokens, partial(_array, descriptor))
+            image = prepare(data, request.processor, request.limits, request.max_tokens, allocate)
     except ImageError as error:
         return msgspec.json.encode(ImageResponse(error=str(error)))
     finally:
         os.close(descriptor)
     return msgspec.json.encode(ImageResponse(width=image.width, height=image.height, digest=image.digest))
-
-
-def _array(descriptor: int, shape: tuple[int, int]) -> NDArray[np.float32]:
-    return SharedPixels(descriptor, shape).array()
 
 
 if __name__ == "__main__":

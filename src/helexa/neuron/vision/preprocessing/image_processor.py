@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits, decode
+from helexa.neuron.vision.image_error import ImageError
+from helexa.neuron.vision.preprocessing.decode import ImageLimits, decode
 from helexa.neuron.vision.preprocessing.gemma3 import Gemma3Processor
 from helexa.neuron.vision.preprocessing.idefics3 import Idefics3Processor
 from helexa.neuron.vision.preprocessing.layout import MAX_PATCHES, ImageLayout

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from helexa.neuron.processes.sandbox import Sandbox, SandboxError
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits, check_bytes
+from helexa.neuron.vision.image_error import ImageError
+from helexa.neuron.vision.preprocessing.decode import ImageLimits, check_bytes
 from helexa.neuron.vision.preprocessing.image_process import ImageRequest, ImageResponse
 from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, image_layout
 from helexa.neuron.vision.preprocessing.layout import MAX_PATCHES, ImageLayout

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 from PIL import Image
 
-from helexa.neuron.vision.preprocessing.decode import ImageError
+from helexa.neuron.vision.image_error import ImageError
 from helexa.neuron.vision.preprocessing.layout import Grid, ImageLayout
 from helexa.neuron.vision.preprocessing.pixels import Pixels
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from helexa.neuron.vision.preprocessing.decode import ImageError
+from helexa.neuron.vision.image_error import ImageError
 from helexa.neuron.vision.preprocessing.layout import ImageLayout
 
 
@@ -26,6 +26,19 @@ class ImageRange(NamedTuple):
     def end(self) -> int:
         """Index of the token after the range."""
         return self.start + self.length
+
+
+def expanded_index(index: int, ranges: Sequence[ImageRange]) -> int:
+    """Return the index of a token after `expanded_tokens`, from its index before.
+
+    Args:
+        ranges: the ranges that `expanded_tokens` returned.
+    """
+    for image_range in ranges:
+        if image_range.start >= index:
+            break
+        index += image_range.length - 1
+    return index
 
 
 def expanded_tokens(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.vision.preprocessing.decode import ImageError
+from helexa.neuron.vision.image_error import ImageError
 from helexa.neuron.vision.preprocessing.layout import ImageLayout
 
 

@@ -1,6 +1,6 @@
 """The maximum number of tokens of an image according to a request."""
 
-from helexa.neuron.vision.preprocessing.decode import ImageError
+from helexa.neuron.vision.image_error import ImageError
 
 _LOW = 256  # tokens; 512 x 512 pixels in Qwen3.5
 _DETAILS = ("auto", "low", "high", "original")

@@ -77,6 +77,15 @@ class VisionConfig(NamedTuple):
     preprocessor: dict[str, Any]
 
 
+def has_vision(model: Path, mmproj: Path | None = None) -> bool:
+    """Return whether the model at `model` seems to have a vision part (see `read_vision_config`)."""
+    if mmproj is not None:
+        return True
+    if model.is_dir() and any(model.glob("*.safetensors")):
+        return isinstance(read_json(model / _CONFIG).get("vision_config"), dict)
+    return mmproj_beside(model) is not None
+
+
 def read_vision_config(model: Path, mmproj: Path | None = None) -> VisionConfig | None:
     """Return the configuration of the vision part of the model at `model`; None if the model has no vision part.
 

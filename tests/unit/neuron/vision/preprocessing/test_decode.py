@@ -8,7 +8,8 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits, decode
+from helexa.neuron.vision.image_error import ImageError
+from helexa.neuron.vision.preprocessing.decode import ImageLimits, decode
 from neuron.vision.images import encoded, noise
 
 LIMITS = ImageLimits()

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 import nightly
+from helexa.neuron.vision.image_error import ImageError
 from helexa.neuron.vision.preprocessing import image_sandbox
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits
+from helexa.neuron.vision.preprocessing.decode import ImageLimits
 from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, prepare
 from helexa.neuron.vision.preprocessing.image_sandbox import ImageSandbox
 from helexa.neuron.vision.preprocessing.settings import image_processor
@@ -62,8 +63,8 @@ def test_shared_image_equals_image_that_is_prepared_in_this_process(
 def test_another_process_can_map_the_pixels(sandbox: ImageSandbox) -> None:
     image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
     script = (
-        "from helexa.neuron.vision.preprocessing.shared_pixels import SharedPixels; import sys;"
-        "print(float(SharedPixels(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))).array().sum()))"
+        "from helexa.neuron.vision.preprocessing.shared_pixels import pixel_array; import sys;"
+        "print(float(pixel_array(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))).sum()))"
     )
     command = [sys.executable, "-c", script, *map(str, (image.pixels.descriptor, *image.pixels.shape))]
     run = subprocess.run(command, pass_fds=[image.pixels.descriptor], capture_output=True, text=True, check=True)

@@ -11,7 +11,8 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from helexa.neuron.vision.preprocessing.decode import ImageError, ImageLimits
+from helexa.neuron.vision.image_error import ImageError
+from helexa.neuron.vision.preprocessing.decode import ImageLimits
 from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, PreparedImage, image_layout, prepare
 from helexa.neuron.vision.preprocessing.settings import image_processor
 from neuron.vision.images import SIZES, encoded, noise

@@ -3,7 +3,7 @@
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.vision.preprocessing.decode import ImageError
+from helexa.neuron.vision.image_error import ImageError
 from helexa.neuron.vision.preprocessing.layout import Grid, ImageLayout
 from helexa.neuron.vision.prompt.attention_ends import attention_ends
 from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens

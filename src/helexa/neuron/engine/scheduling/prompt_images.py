@@ -1,0 +1,114 @@
+"""The images of a prompt, as the scheduler and the step builder need them."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from struct import pack
+
+import msgspec
+
+from helexa.neuron.engine.ipc.messages import Generate
+from helexa.neuron.engine.step.step_input import Int32, int32
+from helexa.neuron.vision.prompt.image_range import ImageRange
+from helexa.neuron.vision.prompt.mrope_positions import mrope_positions
+
+
+class ImageTraits(msgspec.Struct, frozen=True):
+    """How a model treats the image tokens of a prompt.
+
+    Attributes:
+        merge: rows of patches, and columns of patches, that become one image token, if image tokens have positions with
+            three axes (M-RoPE). 0 if image tokens have the positions of text.
+        whole: whether an image token attends to all tokens of its image. All tokens of an image that are not computed
+            yet must then be computed in the same step.
+    """
+
+    merge: int = 0
+    whole: bool = False
+
+
+TEXT_TRAITS = ImageTraits()
+
+
+class PromptImages:
+    """The image tokens of one prompt.
+
+    Attributes:
+        ranges: the image tokens of each tile, in the order of the prompt.
+        digests: digest of each image.
+        delta: number to add to the index of a token after the last image to get its position.
+    """
+
+    def __init__(self, request: Generate, traits: ImageTraits) -> None:
+        self.ranges = request.image_ranges
+        self.digests = [image.digest for image in request.images]
+        self.delta = 0
+        self._traits = traits
+        self._tokens = [image.layout.tokens for image in request.images]
+        self._ends = [image_range.end for image_range in self.ranges]
+        self._positions: Int32 | None = None
+        if traits.merge:
+            layouts = [image.layout for image in request.images]
+            self._positions, self.delta = mrope_positions(self._ends[-1], self.ranges, layouts, traits.merge)
+
+    def positions(self, start: int, stop: int) -> Int32 | None:
+        """Return the positions of the tokens from index `start` to `stop` (exclusive), int32 [3, stop - start].
+
+        Return None if the positions are the same on all axes, because no token is before the end of an image. The
+        position of a token is then its index plus `delta`.
+        """
+        if self._positions is None or start >= self._ends[-1]:
+            return None
+        after = int32(range(max(start, self._ends[-1]), stop)) + self.delta
+        before = self._positions[:, start:stop]
+        return int32([[*axis, *after] for axis in before]) if len(after) else before
+
+    def overlapping(self, start: int, stop: int) -> Iterator[ImageRange]:
+        """Yield the ranges that contain tokens from index `start` to `stop` (exclusive)."""
+        for index in range(bisect_right(self._ends, start), len(self.ranges)):
+            if self.ranges[index].start >= stop:
+                return
+            yield self.ranges[index]
+
+    def attention_ends(self, start: int, stop: int) -> Int32 | None:
+        """Return how many tokens each token from index `start` to `stop` (exclusive) attends to, int32 [stop - start].
+
+        Return None if each token attends only to itself and to the tokens before it.
+        """
+        overlapping = list(self.overlapping(start, stop)) if self._traits.whole else []
+        if not overlapping:
+            return None
+        ends = int32(range(start + 1, stop + 1))
+        for image_range in overlapping:
+            ends[max(image_range.start - start, 0) : image_range.end - start] = image_range.end
+        return ends
+
+    def begun(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the index of the first token of each image that begins in a chunk, and the image's number of tokens."""
+        for image_range in self.overlapping(start, stop):
+            if not image_range.first and image_range.start >= start:
+                yield image_range.start, self._tokens[image_range.image]
+
+    def chunk_end(self, start: int, stop: int) -> int:
+        """Return the end of a chunk from index `start` to about `stop` that cuts no image which must stay whole.
+
+        The result is smaller than `stop` if the chunk has tokens before the image, and otherwise larger.
+        """
+        if not self._traits.whole:
+            return stop
+        for image_range in self.overlapping(stop - 1, stop):
+            if image_range.start < stop < image_range.end:
+                return image_range.start if image_range.start > start else image_range.end
+        return stop
+
+    def key(self, start: int, stop: int) -> bytes:
+        """Return bytes that identify the image tokens from index `start` to `stop` (exclusive); empty without images.
+
+        The bytes contain the digests of the images, and which embeddings of the images the tokens have.
+        """
+        key = b""
+        for image_range in self.overlapping(start, stop):
+            first = max(image_range.start, start)
+            place = image_range.first + first - image_range.start
+            key += pack("<III", first - start, place, min(image_range.end, stop) - first)
+            key += self.digests[image_range.image]
+        return key
