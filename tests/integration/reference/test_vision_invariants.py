@@ -1,0 +1,96 @@
+"""The greedy tokens after images: equal for chunks, prefix hits, preemption, drafts and several ranks."""
+
+from contextlib import closing
+
+import pytest
+from scheduler_runs import scheduler_of
+
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.ops.constants import PAGE_SIZE
+from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate, picture
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+STEPS = 8
+
+
+@pytest.fixture(scope="module", params=TEXTS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
+    return VisionLanguageModel(tmp_path_factory.mktemp(request.param), request.param, 1)
+
+
+def prompts_of(model: VisionLanguageModel) -> list[Prompt]:
+    return [
+        model.prompt(70, picture(200, 120, 1), 9),
+        model.prompt(5, picture(96, 96, 2), picture(64, 160, 3), 40, seed=1),
+        model.prompt(90, seed=2),
+    ]
+
+
+def alone(model: VisionLanguageModel, prompt: Prompt, steps: int = STEPS) -> list[int]:
+    (tokens,) = generate(model.runner, [prompt.sequence(0, steps)], speculation=False, prefix_reuse="off")
+    return tokens
+
+
+def test_second_image_after_a_cached_prefix(model: VisionLanguageModel) -> None:
+    first = model.prompt(70, picture(200, 120, 1), 80)
+    both = model.prompt(first.tokens[:70], picture(200, 120, 1), first.tokens[-80:], picture(96, 96, 2), 9)
+    assert both.tokens[: len(first.tokens)] == first.tokens
+    scheduler = scheduler_of(model.runner, speculation=False)
+    generate(model.runner, [first.sequence(0, STEPS)], scheduler)
+    sequence = both.sequence(1, STEPS)
+    encoder = model.runner.encoder
+    assert encoder is not None
+    encoded = encoder.encoded
+    (tokens,) = generate(model.runner, [sequence], scheduler)
+    assert sequence.cached >= PAGE_SIZE
+    assert encoder.encoded <= encoded + 1
+    assert tokens == alone(model, both)
+
+
+def test_images_of_equal_size_share_no_pages(model: VisionLanguageModel) -> None:
+    text = model.prompt(PAGE_SIZE + 6).tokens
+    scheduler = scheduler_of(model.runner, speculation=False)
+    ends = [model.prompt(text, picture(96, 96, seed), 2 * PAGE_SIZE) for seed in (1, 2)]
+    assert ends[0].tokens == ends[1].tokens
+    generate(model.runner, [ends[0].sequence(0, STEPS)], scheduler)
+    other, same = ends[1].sequence(1, STEPS), ends[0].sequence(2, STEPS)
+    generate(model.runner, [other], scheduler)
+    generate(model.runner, [same], scheduler)
+    assert other.cached <= PAGE_SIZE
+    assert same.cached >= 2 * PAGE_SIZE
+
+
+@pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"speculation": True}, {}])
+def test_chunks_batches_and_drafts_keep_the_tokens(model: VisionLanguageModel, options: dict[str, int]) -> None:
+    prompts = prompts_of(model)
+    sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]
+    assert generate(model.runner, sequences, **{"speculation": False} | options) == [
+        alone(model, prompt) for prompt in prompts
+    ]
+
+
+def test_preemption_keeps_the_tokens(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    preempted: list[Sequence] = []
+    preempt = Queues.preempt
+
+    def spy(self: Queues, sequence: Sequence) -> None:
+        preempted.append(sequence)
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Queues, "preempt", spy)
+    prompts = prompts_of(model)
+    expected = [alone(model, prompt, 80) for prompt in prompts]
+    pages = max(-(-(len(prompt.tokens) + 80) // PAGE_SIZE) for prompt in prompts) + 3
+    scheduler = scheduler_of(model.runner, pages, speculation=False)
+    sequences = [prompt.sequence(number, 80) for number, prompt in enumerate(prompts)]
+    assert generate(model.runner, sequences, scheduler) == expected
+    assert preempted
+
+
+def test_two_ranks_give_the_tokens_of_one(model: VisionLanguageModel) -> None:
+    prompts = prompts_of(model)[:2]
+    with closing(model.load(tensor_parallel=2)) as runner:
+        sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]
+        tokens = generate(runner, sequences, speculation=False, prefix_reuse="off")
+    assert tokens == [alone(model, prompt) for prompt in prompts]
