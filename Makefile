@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RELEASE := $(VENV)/release/bin
+DOCS := $(VENV)/docs
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: up chat test nightly outside lint bench dist check-install clean
+.PHONY: up chat test nightly outside lint bench dist check-install docs lock clean
 
 up: $(VENV)/.installed
 	$(BIN)/helexa up
@@ -51,6 +52,18 @@ dist: $(VENV)/release/.installed
 check-install: dist
 	$(RELEASE)/python .ci/install_paths.py dist $(RELEASE)
 
+# The documentation as a web site with search, in $(DOCS)/site.
+docs: $(VENV)/release/.installed
+	rm -rf $(DOCS) && mkdir -p $(DOCS)/source
+	cp -r *.md docs examples deploy $(DOCS)/source
+	NO_MKDOCS_2_WARNING=1 $(RELEASE)/mkdocs build --strict --quiet
+	@echo "The start page is $(DOCS)/site/index.html."
+
+# The versions of all dependencies, with hashes, for all supported versions of Python.
+lock: $(VENV)/release/.installed
+	$(RELEASE)/uv pip compile -q --universal --all-extras --generate-hashes --no-header --no-annotate --upgrade \
+		--python-version 3.11 --output-file requirements.lock pyproject.toml
+
 $(BIN)/python:
 	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
@@ -66,7 +79,7 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/release/.installed: Makefile
 	$(PYTHON) -m venv $(VENV)/release
-	$(RELEASE)/python -m pip install -q --disable-pip-version-check build check-wheel-contents pipx twine uv
+	$(RELEASE)/python -m pip install -q --disable-pip-version-check build check-wheel-contents 'mkdocs<2' mkdocs-material pipx twine uv
 	@touch $@
 
 clean:
