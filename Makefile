@@ -61,7 +61,7 @@ docs: $(VENV)/release/.installed
 
 # The versions of all dependencies, with hashes, for all supported versions of Python.
 lock: $(VENV)/release/.installed
-	$(RELEASE)/uv pip compile -q --universal --all-extras --generate-hashes --no-header --no-annotate --upgrade \
+	$(RELEASE)/uv pip compile -q --universal --extra all --generate-hashes --no-header --no-annotate --upgrade \
 		--python-version 3.11 --output-file requirements.lock pyproject.toml
 
 $(BIN)/python:

@@ -35,6 +35,7 @@ def chromium() -> Iterator[Browser]:
         environment = {
             "LD_LIBRARY_PATH": str(folder / "al2023" / "lib"),
             "FONTCONFIG_FILE": str(folder / "fonts" / "fonts.conf"),
+            "LANG": "en_US.UTF-8",  # in the locale C, its language is the invalid en-US@posix
         }
     with sync_playwright() as started:
         browser = started.chromium.launch(
