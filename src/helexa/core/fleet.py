@@ -152,6 +152,8 @@ class ModelLoad(Record):
             overwritten, and a later prompt with the same prefix can use this content.
         prompt_tokens_total: number of prompt tokens since the model was loaded.
         cached_prompt_tokens_total: number of prompt tokens found in the prefix cache since the model was loaded.
+        encoded_images_total: number of images that the vision tower has encoded since the model was loaded.
+        reused_images_total: number of images whose embeddings were found in the cache of the encoder.
         tok_s_prefill, tok_s_decode: recent speed of prefill and decode, in tokens per second.
     """
 
@@ -174,6 +176,8 @@ class ModelLoad(Record):
     kv_pages_free: WireInt = 0
     prompt_tokens_total: WireInt = 0
     cached_prompt_tokens_total: WireInt = 0
+    encoded_images_total: WireInt = 0
+    reused_images_total: WireInt = 0
     tok_s_prefill: float = 0.0
     tok_s_decode: float = 0.0
 

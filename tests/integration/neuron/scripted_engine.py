@@ -102,6 +102,7 @@ class ScriptedEngine:
         self.alive = True
         self.missing_bytes = 0
         self.running = self.waiting = self.prompt_tokens = self.cached_tokens = 0
+        self.encoded_images = self.reused_images = 0
         self.free_pages = self.ready.kv_pages
         self.requests: list[Generate] = []
         self.submitted = asyncio.Event()

@@ -99,6 +99,45 @@ async def test_same_prompt_hits_the_prefix_cache(node: Node) -> None:
     assert other["choices"] != first["choices"]
 
 
+async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None:
+    async def images() -> tuple[int, int]:
+        _, health = await node.get("/health")
+        (load,) = health["models"]
+        return load["encoded_images_total"], load["reused_images_total"]
+
+    encoded_before, reused_before = await images()
+    await answer(node, "first", image_part(picture(96, 64, 11)))
+    await answer(node, "another", image_part(picture(96, 64, 11)))
+    assert await images() == (encoded_before + 1, reused_before + 1)
+
+
+async def test_image_token_in_an_answer(node: Node, model: VisionLanguageModel) -> None:
+    """An image token that the model generates is no image, and the conversation can go on."""
+    token = model.tokenizer.token_to_id("<|image_pad|>")
+    image = image_part(picture(64, 64))
+    body = await answer(node, "x", image, logit_bias={str(token): 100}, max_tokens=12)
+    message = body["choices"][0]["message"]
+    assert "image_pad" not in (message["content"] or "")
+    assert body["usage"]["completion_tokens"] == 12
+    request = chat("x", image)
+    request["messages"] += [message, {"role": "user", "content": "more"}]
+    status, body = await node.post("/v1/chat/completions", request)
+    assert status == 200, body
+
+
+async def test_image_in_a_message_of_the_assistant(node: Node, model: VisionLanguageModel) -> None:
+    first, second = picture(64, 64, 4), picture(96, 64, 5)
+    request = chat("draw", image_part(first))
+    request["messages"] += [
+        {"role": "assistant", "content": [image_part(second), {"type": "text", "text": "here"}]},
+        {"role": "user", "content": "what is it?"},
+    ]
+    status, body = await node.post("/v1/chat/completions", request)
+    assert status == 200, body
+    parts = ["draw", first, f"{AFTER}", second, "here<|im_end|>\n<|im_start|>user\nwhat is it?"]
+    assert body["choices"][0]["message"]["content"] == expected(model, *parts)
+
+
 async def test_count_of_tokens_equals_usage(node: Node) -> None:
     request = chat("look: ", image_part(picture(90, 90)))
     _, counted = await node.post("/tokenize", {"model": "org/tiny", "messages": request["messages"]})

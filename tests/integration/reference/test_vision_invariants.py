@@ -70,6 +70,16 @@ def test_chunks_batches_and_drafts_keep_the_tokens(model: VisionLanguageModel, o
     ]
 
 
+def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(model: VisionLanguageModel) -> None:
+    prompts = prompts_of(model)[:2]
+    with closing(model.load(image_cache_mb=0)) as runner:
+        sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]
+        tokens = generate(runner, sequences, max_step_tokens=16, speculation=False)
+        assert runner.encoder is not None
+        assert runner.encoder.encoded >= 3
+    assert tokens == [alone(model, prompt) for prompt in prompts]
+
+
 def test_preemption_keeps_the_tokens(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     preempted: list[Sequence] = []
     preempt = Queues.preempt

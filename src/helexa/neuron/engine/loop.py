@@ -68,6 +68,7 @@ class Engine:
             image_traits=TEXT_TRAITS if runner.encoder is None else runner.encoder.traits,
         )
         self._pixels = None
+        self._encoder = runner.encoder
         if runner.encoder is not None and pixel_socket is not None:
             self._pixels = PixelReceiver(pixel_socket, runner.encoder.patch_values)
         self._scheduler = scheduler_of(setup, os.environ)
@@ -167,5 +168,7 @@ class Engine:
             free_pages=scheduler.pages.free,
             prompt_tokens=scheduler.queues.prompt_tokens,
             cached_tokens=scheduler.queues.cached_tokens,
+            encoded_images=0 if self._encoder is None else self._encoder.encoded,
+            reused_images=0 if self._encoder is None else self._encoder.reused,
         )
         self._connection.sendall(encode(report))

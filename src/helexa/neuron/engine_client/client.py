@@ -69,6 +69,8 @@ class EngineClient:
         free_pages: number of free KV pages in the engine's last `StepReport`.
         prompt_tokens: number of prompt tokens of all sequences that the engine has started.
         cached_tokens: number of these prompt tokens that were found in the KV cache.
+        encoded_images, reused_images: number of images that the vision tower has encoded, and of images whose
+            embeddings were found in the cache of the encoder.
         refused: number of requests that the engine rejected because its waiting queue was full.
         reports: number of messages received from the engine.
     """
@@ -89,6 +91,8 @@ class EngineClient:
         self.free_pages = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.encoded_images = 0
+        self.reused_images = 0
         self.refused = 0
         self._child = child
         self._reader = child.reader
@@ -362,6 +366,7 @@ class EngineClient:
         self._expects_report = False
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
         self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
+        self.encoded_images, self.reused_images = report.encoded_images, report.reused_images
         for output in report.outputs:
             if output.finish is None:
                 stream = self._streams.get(output.id)

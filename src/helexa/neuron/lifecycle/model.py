@@ -118,6 +118,7 @@ class ServedModel:
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
         load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
+        load.encoded_images_total, load.reused_images_total = engine.encoded_images, engine.reused_images
         load.tok_s_prefill, load.tok_s_decode = round(self._tok_s_prefill, 2), round(self._tok_s_decode, 2)
         return load
 

@@ -153,6 +153,13 @@ class NodeCollector(Collector):
             for field in _REJECTIONS:
                 rejected.add_metric((model.id, field.removeprefix("rejected_")), getattr(model, field))
         yield rejected
+        images = CounterMetricFamily(
+            "neuron_model_images", "Images by whether they were encoded or reused", labels=("model", "result")
+        )
+        for model in health.models:
+            images.add_metric((model.id, "encoded"), model.encoded_images_total)
+            images.add_metric((model.id, "reused"), model.reused_images_total)
+        yield images
         events = CounterMetricFamily("neuron_model_events", "Loads, unloads and engine deaths", labels=("event",))
         for event, count in self._events.items():
             events.add_metric((event,), count)

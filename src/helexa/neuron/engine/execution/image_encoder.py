@@ -21,10 +21,11 @@ class ImageEncoder:
 
     Attributes:
         encoded: number of images that the tower has encoded.
+        reused: number of images whose embeddings were found in the cache.
     """
 
     def __init__(self, tower: VisionTower, max_bytes: int) -> None:
-        self.encoded = 0
+        self.encoded = self.reused = 0
         self._tower = tower
         self._max_bytes = max_bytes
         self._cache: OrderedDict[bytes, ImageFeatures] = OrderedDict()
@@ -51,6 +52,8 @@ class ImageEncoder:
                 features = self._tower.encode(torch.from_numpy(sequence.pixels[image]), entry.layout)
             self.encoded += 1
             self._cached_bytes += _size(features)
+        else:
+            self.reused += 1
         self._cache[entry.digest] = features
         while self._cached_bytes > self._max_bytes and len(self._cache) > 1:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])

@@ -478,6 +478,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
         free_pages: number of KV pages that no sequence holds.
         prompt_tokens: number of prompt tokens of all sequences that the engine has started.
         cached_tokens: number of these prompt tokens that were found in the KV cache.
+        encoded_images: number of images that the vision tower has encoded.
+        reused_images: number of images whose embeddings were found in the cache of the encoder.
     """
 
     outputs: list[TokenOutput]
@@ -486,6 +488,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     free_pages: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    encoded_images: int = 0
+    reused_images: int = 0
 
 
 ToEngine = Load | MemoryGrant | Generate | Embed | Cancel | Shutdown
