@@ -67,6 +67,45 @@ class Gateway:
             except (ValueError, RecursionError):
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
+    def post(self, path: str, body: object, timeout: float) -> Any:
+        """Send a POST request with the JSON text of `body`, and return the response as parsed JSON.
+
+        Args:
+            path: URL path, such as `/v1/chat/completions`.
+            body: value that can be written as JSON.
+            timeout: timeout in seconds.
+
+        Raises:
+            CommandError: the server is unreachable, rejects the request, or returns no JSON.
+        """
+        content = json.dumps(body).encode()
+        with closing(self._connect(timeout)) as connection, self._ask(connection, path, timeout, content) as response:
+            try:
+                return json.loads(self._read(response))
+            except (ValueError, RecursionError):
+                raise CommandError(f"{self.url}{path} did not answer with JSON") from None
+
+    def unready_reason(self, timeout: float) -> str | None:
+        """Return why the server cannot serve requests now, or None if it is ready (`/health/ready`).
+
+        Args:
+            timeout: timeout in seconds.
+
+        Raises:
+            CommandError: the server is unreachable, or is not a server of helexa.
+        """
+        with closing(self._connect(timeout)) as connection:
+            response = self._send(connection, "/health/ready", min(timeout, _REPLY_SECONDS), None)
+            with response:
+                report = _object(self._read(response))
+        components = report.get("components")
+        if response.status not in (200, 503) or not isinstance(components, dict):
+            raise CommandError(f"{self.url}/health/ready did not answer with a state; is this a server of helexa?")
+        if response.status == 200:
+            return None
+        reasons = [part.get("reason") for part in components.values() if isinstance(part, dict)]
+        return printable("; ".join(reason for reason in reasons if isinstance(reason, str))) or "no reason given"
+
     def models(self, timeout: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
         """Return the entries of the gateway's model list (`/v1/models`). `timeout` is in seconds.
 
@@ -89,14 +128,19 @@ class Gateway:
             raise CommandError(f"no gateway at {self.url}{reason}; start one with `helexa up`", UNREACHABLE) from None
         return connection
 
-    def _ask(self, connection: HTTPConnection, path: str, timeout: float) -> HTTPResponse:
+    def _send(self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None) -> HTTPResponse:
+        """Send a GET request, or a POST request with the JSON text `content`, and return the response."""
         if connection.sock:
             connection.sock.settimeout(timeout)
+        headers = self._headers if content is None else self._headers | {"Content-Type": "application/json"}
         try:
-            connection.request("GET", self._path + path, headers=self._headers)
-            response = connection.getresponse()
+            connection.request("GET" if content is None else "POST", self._path + path, content, headers)
+            return connection.getresponse()
         except (OSError, HTTPException) as error:
             self._lost(error)
+
+    def _ask(self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None = None) -> HTTPResponse:
+        response = self._send(connection, path, timeout, content)
         if response.status != 200:
             self._raise_error(response)
         return response

@@ -1,14 +1,22 @@
 """The version of helexa, and the commit and time of its build."""
 
 import json
+import os
+import re
+import subprocess
 from datetime import datetime
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __version__ = "0.1.0"
 
 _BUILD = Path(__file__).with_name("build.json")  # written by hatch_build.py; source trees have none
+_ROOT = Path(__file__).parents[3]
+_UNKNOWN = "unknown"
+_GIT_SECONDS = 5
+_SHA = re.compile(r"[0-9a-f]{7,64}")
 
 
 class Build(NamedTuple):
@@ -34,9 +42,59 @@ def build() -> Build:
         return Build()
 
 
+@cache
+def build_identity() -> dict[str, Any]:
+    """Return the version, git commit and build time of helexa as JSON members of the response to `GET /version`.
+
+    The first call runs git if helexa runs from a git checkout. Later calls return the same result.
+    """
+    sha, dirty = _commit()
+    return {
+        "package_version": __version__,
+        "git_sha": sha if sha == _UNKNOWN else sha[:7],
+        "git_sha_long": sha,
+        "git_dirty": dirty,
+        "build_timestamp": build().timestamp or None,
+    }
+
+
 def version_line(program: str) -> str:
     """Return the text of `PROGRAM --version`, such as `cortex 0.1.0 (1a2b3c4, built 2026-11-26)`."""
-    commit = build().git_sha[:7] + ("-dirty" if build().git_dirty else "")
+    sha = build().git_sha[:7] + ("-dirty" if build().git_dirty else "")
     built = f"built {datetime.fromisoformat(build().timestamp).date()}" if build().timestamp else ""
-    details = ", ".join(filter(None, (commit, built)))
+    details = ", ".join(filter(None, (sha, built)))
     return f"{program} {__version__} ({details})" if details else f"{program} {__version__}"
+
+
+def _commit() -> tuple[str, bool | None]:
+    """Return the hash of helexa's git commit, and whether tracked files have uncommitted changes (None: unknown).
+
+    The hash is `$HELEXA_BUILD_SHA` if set. Otherwise it comes from the build of the installed wheel, else from pip's
+    record if pip installed helexa from a git repository, else from the git checkout. It is `_UNKNOWN` if none of these
+    exists.
+    """
+    if not os.environ.get("HELEXA_BUILD_SHA") and _SHA.fullmatch(build().git_sha):
+        return build().git_sha, build().git_dirty
+    sha = os.environ.get("HELEXA_BUILD_SHA") or _commit_from_pip()
+    if sha and _SHA.fullmatch(sha):
+        return sha, None
+    if not ((_ROOT / ".git").exists() and (_ROOT / "pyproject.toml").exists()):
+        return _UNKNOWN, None
+    try:
+        return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return _UNKNOWN, None
+
+
+def _commit_from_pip() -> str | None:
+    try:
+        text = metadata.distribution("helexa").read_text("direct_url.json")
+        return json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
+    return run.stdout.strip()

@@ -28,7 +28,7 @@ from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
 from helexa.cortex.routes.explain import get_explanation
 from helexa.cortex.routes.generation import Generation, Messages, Responses
-from helexa.cortex.routes.health import get_health, get_readiness
+from helexa.cortex.routes.health import get_health, get_readiness, get_version
 from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.model_loads import load_model, unload_model
 from helexa.cortex.routes.models import get_model, list_models
@@ -74,6 +74,7 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
     Route("/api/explain", viewer(get_explanation)),
     *key_routes,
     Route("/openapi.json", public(get_document)),
+    Route("/version", user(get_version)),
     Route("/health", public(get_health)),
     Route("/health/ready", public(get_readiness)),
     Route("/", public(get_root)),

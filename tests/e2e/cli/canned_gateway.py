@@ -26,6 +26,7 @@ class CannedGateway:
         self.models = [{"id": "cold/model", "loaded": False}, {"id": "warm/model", "loaded": True}]
         self.nodes = []
         self.health = {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
+        self.readiness = {"ready": True, "components": {}}
         self.requests = []
         self.authorization = None
         self.request_received = threading.Event()
@@ -56,8 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
             "/v1/models": {"object": "list", "data": gateway.models},
             "/api/nodes": {"nodes": gateway.nodes},
             "/health": gateway.health,
+            "/health/ready": gateway.readiness,
         }
-        self._json(200 if self.path in bodies else 404, {}, bodies.get(self.path, {}))
+        status = 200 if self.path in bodies else 404
+        if self.path == "/health/ready" and not gateway.readiness.get("ready", True):
+            status = 503
+        self._json(status, {}, bodies.get(self.path, {}))
 
     def do_POST(self):
         gateway = self.server.gateway

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.hardware import build_info
+from helexa.core import version
 from helexa.neuron.hardware.build_info import build_facts
+
+
+def clear() -> None:
+    build_facts.cache_clear()
+    version.build_identity.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HELEXA_BUILD_SHA", raising=False)
-    build_facts.cache_clear()
+    clear()
     yield
-    build_facts.cache_clear()
+    clear()
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
     for arguments in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "first")):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-    monkeypatch.setattr(build_info, "_ROOT", tmp_path)
+    monkeypatch.setattr(version, "_ROOT", tmp_path)
     return tmp_path
 
 
@@ -35,15 +40,15 @@ def test_checkout_reports_its_commit_and_whether_files_changed(checkout: Path) -
     assert facts["git_sha_long"].startswith(facts["git_sha"])
     assert (len(facts["git_sha"]), facts["git_dirty"]) == (7, False)
     (checkout / "pyproject.toml").write_text("x = 1")
-    build_facts.cache_clear()
+    clear()
     assert build_facts()["git_dirty"] is True
 
 
 def test_commit_comes_from_the_build_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_info, "_ROOT", tmp_path)
+    monkeypatch.setattr(version, "_ROOT", tmp_path)
     assert build_facts()["git_sha"] == "unknown"
     monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
-    build_facts.cache_clear()
+    clear()
     facts = build_facts()
     assert (facts["git_sha"], facts["git_sha_long"][7:10], facts["git_dirty"]) == ("0123456", "789", None)
 

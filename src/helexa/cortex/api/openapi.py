@@ -388,6 +388,14 @@ OPERATIONS = (
     Operation("revokeKey", "delete", "/api/keys/{key_id}", "Revoke a key", "Key", **_KEY),
     Operation("getHealth", "get", "/health", "Return the state of the fleet; always 200", "Health", security="public"),
     Operation(
+        "getVersion",
+        "get",
+        "/version",
+        "Return the version and git commit of the gateway",
+        "Version",
+        error_statuses=(401,),
+    ),
+    Operation(
         "getReadiness",
         "get",
         "/health/ready",

@@ -225,6 +225,15 @@ _HANDWRITTEN: dict[str, Schema] = {
             ),
         }
     ),
+    "Version": record(
+        {
+            "package_version": STRING,
+            "git_sha": STRING,
+            "git_sha_long": STRING,
+            "git_dirty": or_null(BOOLEAN),
+            "build_timestamp": or_null(STRING),
+        }
+    ),
     "Node": record(
         {
             "name": STRING,

@@ -1,14 +1,16 @@
-"""Health endpoints.
+"""Health endpoints, and the version of the gateway.
 
 `GET /health` and `GET /` return the state of the fleet. `GET /health/ready` returns whether this gateway can serve
-requests now.
+requests now. `GET /version` returns the version and git commit of helexa.
 """
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from helexa.core.version import build_identity
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.gateway import Gateway
 from helexa.http.json_response import JsonResponse
@@ -38,6 +40,11 @@ async def get_readiness(request: Request) -> Response:
             "nodes": None if any(node.healthy for node in nodes) else f"none of {len(nodes)} nodes is healthy",
         }
     )
+
+
+async def get_version(request: Request) -> Response:
+    """Respond with the version, git commit and build time of the gateway."""
+    return JsonResponse(await asyncio.to_thread(build_identity))
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""`helexa smoke` against a real node and gateway, and against servers that are not ready or answer nonsense."""
+
+import json
+import socket
+
+import pytest
+
+from clients.stack import Stack
+
+
+@pytest.fixture(scope="module")
+def stack(smollm2_gguf, tmp_path_factory):
+    with Stack(smollm2_gguf, tmp_path_factory.mktemp("smoke")) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("server", ["gateway", "node"])
+def test_serving_stack_passes(helexa, stack, server):
+    url = stack.url if server == "gateway" else stack.node_url
+    result = helexa("smoke", url)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["ok      ready", "ok      models", "ok      answer"]
+    assert "Paris" in lines[2]
+
+
+@pytest.mark.parametrize("server", ["gateway", "node"])
+def test_unexpected_commit_fails(helexa, stack, server):
+    url = stack.url if server == "gateway" else stack.node_url
+    result = helexa("smoke", url, "--expect-sha", "0000000", "--json")
+    report = json.loads(result.stdout)
+    assert (result.returncode, report["ok"]) == (1, False)
+    assert [check["check"] for check in report["checks"] if not check["ok"]] == ["build"]
+
+
+def test_unknown_model_has_its_own_exit_code(helexa, stack):
+    result = helexa("smoke", stack.url, "--model", "org/none")
+    assert result.returncode == 4
+    assert "org/none" in result.stderr
+
+
+def test_nothing_listens_until_the_timeout(helexa):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    result = helexa("smoke", url, "--timeout", "1")
+    assert (result.returncode, result.stdout) == (3, "")
+
+
+def test_server_that_stays_unready_fails_with_its_reason(helexa, gateway):
+    gateway.readiness = {"ready": False, "components": {"nodes": {"ready": False, "reason": "0 nodes"}}}
+    result = helexa("smoke", "--url", gateway.url, "--timeout", "1")
+    assert result.returncode == 1
+    assert result.stdout.startswith("FAILED  ready:")
+    assert result.stdout.endswith(": 0 nodes\n")
+
+
+def test_gateway_with_a_loading_node_is_not_ready(helexa, gateway):
+    gateway.nodes = [{"name": "beast", "healthy": True, "activation": {"state": "pre_warming"}}]
+    result = helexa("smoke", gateway.url, "--timeout", "1")
+    assert result.returncode == 1
+    assert "beast still loads models" in result.stdout
+
+
+def test_failed_models_and_wrong_answers_are_listed(helexa, gateway):
+    failed = [{"model_id": "org/broken", "error": "the file is\ntruncated"}]
+    gateway.nodes = [
+        {"name": "beast", "healthy": True, "activation": {"failed": failed}},
+        {"name": "attic", "healthy": False},
+    ]
+    gateway.health |= {"unservable": [{"node": "beast", "model": "org/sick", "reason": "engine_down"}]}
+    gateway.error_response = (200, {}, {"choices": [{"message": {"content": "\x1b[31mbanana"}}]})
+    result = helexa("smoke", gateway.url)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[1:] == [
+        "FAILED  models: org/sick on beast: engine_down; attic: this node does not answer; "
+        "org/broken on beast: the file is truncated",
+        "FAILED  answer: warm/model answered '[31mbanana' to 'What is the capital of France? Answer with one word.'",
+    ]
+
+
+def test_server_of_another_make_is_an_error(helexa, gateway):
+    gateway.readiness = {"status": "fine"}
+    result = helexa("smoke", gateway.url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "is this a server of helexa?" in result.stderr
