@@ -23,7 +23,9 @@ app = App(
     "With --debug, a failing command shows a traceback.",
     result_action="return_value",
 )
-app.command("helexa.cli.commands.up:up", help="Start one neuron and one cortex on this machine.")
+app.command("helexa.cli.commands.up:up", name=["serve", "up"], help="Start one neuron and one cortex on this machine.")
+app.command("helexa.cli.server_apps:gateway", name="gateway", help="Run and manage a gateway, like `cortex`.")
+app.command("helexa.cli.server_apps:node", name="node", help="Run and check a node, like `neuron`.")
 app.command("helexa.cli.commands.generate:generate", help="Answer a prompt or a file of prompts.")
 app.command("helexa.cli.commands.run:run", help="Chat with a given model, downloaded if missing.")
 app.command("helexa.cli.commands.chat:chat", help="Chat with a model, or get one answer.")

@@ -1,12 +1,13 @@
 """Command line options that several commands have: where the model runs, and sampling."""
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from helexa.generation.sampling import Sampling
 from helexa.generation.targets import PRIVATE, ModelLocation
+from helexa.neuron.engine_flags import DTYPES, Dtype, EngineFlags
 
 Switch = Annotated[bool, Parameter(negative="")]
 Quiet = Annotated[bool, Parameter(alias="-q", negative="")]
@@ -25,17 +26,41 @@ class TargetFlags:
         device: Device of a private engine: auto, cpu, mps, cuda or cuda:N; else HELEXA_DEVICE.
         dtype: Data type of a private engine's computation.
         quant: Quantization for a private engine, such as q4_k_m.
+        context_length: Context length of a private engine, in tokens; 0 for the model's own.
     """
 
     url: str | None = None
     private: Switch = False
     device: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    quant: str | None = None
+    dtype: Dtype | None = None
+    quant: Annotated[str | None, Parameter(name=["--quant", "--quantization"])] = None
+    context_length: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def location(self, model: str | None) -> ModelLocation:
         """Return a `ModelLocation` for `model` and these options. It tells the library where to run which model."""
-        return ModelLocation(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
+        return ModelLocation(
+            model,
+            PRIVATE if self.private else self.url,
+            self.device,
+            self.dtype and DTYPES.get(self.dtype, self.dtype),
+            self.quant,
+            self.context_length,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngineFlags(EngineFlags):
+    """Engine options of `helexa up`.
+
+    Attributes:
+        max_model_len: Context length of each request, in tokens; 0 for the model's own.
+    """
+
+    max_model_len: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
+
+    def arguments(self) -> list[str]:
+        """Return the command line options that set the same configuration keys of `neuron serve`."""
+        return [f"{name}" if value is False else f"{name}={value}" for name, value in self.settings().values()]
 
 
 @Parameter(name="*")

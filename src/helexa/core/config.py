@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from helexa.core.errors import ConfigError
 from helexa.core.former_settings import FormerSetting, replace_former_settings
-from helexa.core.variables import Keys, overlay
+from helexa.core.variables import Keys, overlay, set_value
 from helexa.core.version import __version__
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,12 @@ def load(
     former: Sequence[FormerSetting] = (),
     retired: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    flags: Mapping[Keys, tuple[str, Any]] | None = None,
     warn: Callable[[str], None] = log.warning,
 ) -> ConfigT:
-    """Read the TOML file `path`, override its values from environment variables, and return the validated result.
+    """Read the TOML file `path`, override its values, and return the validated result.
+
+    Environment variables override the file, and command line options override both.
 
     Args:
         schema: class of the whole configuration.
@@ -54,11 +57,12 @@ def load(
         former: settings of the first helexa that the file may contain.
         retired: for each variable of the first helexa that has no effect, what replaces it; empty if nothing does.
         environ: the environment variables. None means `os.environ`.
+        flags: name and value of a command line option for each path of a configuration key.
         warn: function that gets one line about former settings and retired variables, if there are any.
 
     Raises:
-        ConfigError: the file cannot be read, or a value is invalid. The message names the file or variable, the key,
-            and the problem.
+        ConfigError: the file cannot be read, or a value is invalid. The message names the file, variable or option,
+            the key, and the problem.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     environ = os.environ if environ is None else environ
@@ -71,6 +75,9 @@ def load(
     if notes:
         warn(f"{path or 'environment'}: settings of the first helexa: {'; '.join(notes)}; see docs/migration.md")
     origins = overlay(tree, schema, env_prefix, short_names or {}, environ)
+    for keys, (name, value) in (flags or {}).items():
+        set_value(tree, keys, value, name)
+        origins[keys] = name
     try:
         return schema.model_validate(tree)
     except ValidationError as error:

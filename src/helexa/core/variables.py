@@ -53,14 +53,23 @@ def overlay(
     for name, keys in sorted(
         _matching_variables(schema, prefix, short, environ), key=lambda item: _precedence(*item, prefix)
     ):
-        table = tree
-        for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{name}: '{key}' is not a table")
-        table[keys[-1]] = parse_value(environ[name])
+        set_value(tree, keys, parse_value(environ[name]), name)
         origins[keys] = name
     return origins
+
+
+def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
+    """Set the key with the path `keys` in `tree` to `value`. `name` is the variable or option with the value.
+
+    Raises:
+        ConfigError: `tree` has a plain value in place of a table.
+    """
+    table = tree
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name}: '{key}' is not a table")
+    table[keys[-1]] = value
 
 
 def parse_value(text: str) -> Any:

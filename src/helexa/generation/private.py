@@ -51,10 +51,12 @@ class EngineSettings:
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
         dtype: data type of activations: `float32`, `bfloat16`, `float16` or `auto`.
+        context_length: maximum number of tokens of a conversation; 0 for the model's own.
     """
 
     device: str | None = None
     dtype: str | None = None
+    context_length: int | None = None
 
     def config(self) -> NeuronConfig:
         """Return a copy of the node configuration in which these settings replace the configured values.
@@ -67,8 +69,9 @@ class EngineSettings:
         options = {
             "device": self.device or environment.text(environment.DEVICE),
             "dtype": _DTYPES.get(dtype, dtype) if dtype else None,
+            "context_length": self.context_length,
         }
-        changes = {name: value for name, value in options.items() if value}
+        changes = {name: value for name, value in options.items() if value not in (None, "")}
         try:
             torch = TorchConfig.model_validate(config.harness.torch.model_dump() | changes)
         except ValidationError as error:

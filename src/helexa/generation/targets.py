@@ -39,8 +39,8 @@ class ModelLocation:
     Attributes:
         model: `org/name`, `scheme:name`, or a path.
         target: URL of a gateway or a node, or `private` for a private engine.
-        device, dtype, quant: settings of a private engine. If one of them is set, a private engine is used, unless
-            `target` or the environment variable names a server.
+        device, dtype, quant, context_length: settings of a private engine. If one of them is set, a private engine is
+            used, unless `target` or the environment variable names a server.
     """
 
     model: str | None = None
@@ -48,6 +48,7 @@ class ModelLocation:
     device: str | None = None
     dtype: str | None = None
     quant: str | None = None
+    context_length: int | None = None
 
     @property
     def wanted_model(self) -> str | None:
@@ -68,8 +69,13 @@ class ModelLocation:
     @property
     def is_private(self) -> bool:
         """Whether the model must run in a private engine, not on a server."""
-        engine_setting = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
-        return self.target == PRIVATE or (self.url is None and engine_setting is not None)
+        is_set = self.has_engine_settings or environment.text(environment.DEVICE) is not None
+        return self.target == PRIVATE or (self.url is None and is_set)
+
+    @property
+    def has_engine_settings(self) -> bool:
+        """Whether the caller chose a setting of a private engine."""
+        return bool(self.device or self.dtype or self.quant or self.context_length is not None)
 
 
 class Targets:
@@ -80,7 +86,7 @@ class Targets:
 
     def __init__(self) -> None:
         self._cached: dict[tuple[object, ...], Target] = {}
-        self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
+        self._engines: dict[tuple[str | None, str | None, int | None], PrivateEngines] = {}
         self._remotes: dict[str, ServerClient] = {}
         self._lock = asyncio.Lock()
         self._standby = WarmStandby()
@@ -115,9 +121,10 @@ class Targets:
     async def _choose(self, location: ModelLocation) -> Target:
         model = location.wanted_model
         if location.url is not None and not location.is_private:
-            if location.device or location.dtype or location.quant:
+            if location.has_engine_settings:
                 raise InvalidRequestError(
-                    f"device, dtype and quant cannot be set for the server at {location.url}; remove them"
+                    "device, dtype, quant and the context length cannot be set for the server at "
+                    f"{location.url}; remove them"
                 )
             return await self._remote(location.url).target(model)
         if not self._engines:
@@ -139,7 +146,7 @@ class Targets:
         with explained_extras():
             from helexa.generation.private import EngineSettings, PrivateEngines
 
-        key = (location.device, location.dtype)
+        key = (location.device, location.dtype, location.context_length)
         if key not in self._engines:
             self._engines[key] = PrivateEngines(EngineSettings(*key), self._standby)
         return self._engines[key]

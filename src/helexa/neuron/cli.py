@@ -12,6 +12,7 @@ from cyclopts import App, Parameter, validators
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
 from helexa.core.version import version_line
+from helexa.neuron.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
@@ -40,11 +41,13 @@ def main() -> None:
 @app.command
 @app.default
 def serve(
-    *,
+    *models: str,
     config: ConfigPath = None,
     port: Annotated[int | None, Parameter(name=["--port", "-p"], validator=validators.Number(gte=1, lte=65535))] = None,
     host: str | None = None,
-    model: Annotated[list[str] | None, Parameter(negative=())] = None,
+    model: Annotated[list[str] | None, Parameter(alias="-m", negative=())] = None,
+    api_key: str | None = None,
+    engine: EngineFlags = EngineFlags(),  # noqa: B008
     graphs: bool | None = None,
     overlap: bool | None = None,
     hosts: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None,
@@ -56,6 +59,8 @@ def serve(
 
     Parameters
     ----------
+    models
+        Models to load at start, in addition to the configured models: an id, org/name, pypi:package or a path.
     config
         A neuron.toml. Without a file, defaults and NEURON_* variables apply.
     port
@@ -63,8 +68,10 @@ def serve(
     host
         Address to listen on; overrides the configuration (127.0.0.1).
     model
-        A model to load at start, in addition to the configured models: an id, org/name, pypi:package or a path.
-        Repeatable.
+        The same as an argument MODELS. Repeatable.
+    api_key
+        Key that clients must send; overrides the configuration. Other users of the machine can see the option, so
+        prefer the variable NEURON_API_KEY.
     graphs
         On a GPU, run decode steps as CUDA graphs; overrides the configuration (yes).
     overlap
@@ -94,17 +101,21 @@ def serve(
 
     heap.bound()
     warnings: list[str] = []
-    settings = read_config(config, warn=warnings.append)
-    if port is not None:
-        settings.port = port
-    if host is not None:
-        settings.host = host
-    engine = settings.harness.torch
-    engine.graphs = engine.graphs if graphs is None else graphs
-    engine.overlap = engine.overlap if overlap is None else overlap
-    for name in model or ():
+    options = {
+        ("port",): ("--port", port),
+        ("host",): ("--host", host),
+        ("api_key",): ("--api-key", api_key),
+        ("harness", "torch", "graphs"): ("--graphs", graphs),
+        ("harness", "torch", "overlap"): ("--overlap", overlap),
+    }
+    flags = {keys: option for keys, option in options.items() if option[1] is not None} | engine.settings()
+    settings = read_config(config, warn=warnings.append, flags=flags)
+    names = [*models, *(model or ())]
+    if engine.model_settings() and not names:
+        raise HelexaError("--quantization and --tool-call-parser need a model on the command line")
+    for name in names:
         ModelSource.parse(name, settings.harness.torch.default_source)
-        settings.default_models.append(DefaultModel(model_id=name))
+        settings.default_models.append(DefaultModel.model_validate({"model_id": name, **engine.model_settings()}))
     logs.configure(log_format or settings.log.format, settings.log.level)
     tracing.configure("neuron")
     if settings.log.prompts:
@@ -112,6 +123,8 @@ def serve(
     log = logging.getLogger("helexa.neuron")
     for warning in warnings:
         log.warning("%s", warning)
+    for text in engine.notes():
+        log.info("%s", text)
     log_unknown_variables()
     _prepare_engines(settings)
     group = _group_settings(settings, hosts)

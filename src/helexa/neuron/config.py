@@ -8,7 +8,7 @@ Environment variables with the prefix `NEURON_` override the file, for example `
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
@@ -352,7 +352,10 @@ class NeuronConfig(Section):
 
 
 def read_config(
-    path: Path | None, environ: Mapping[str, str] | None = None, warn: Callable[[str], None] = log.warning
+    path: Path | None,
+    environ: Mapping[str, str] | None = None,
+    warn: Callable[[str], None] = log.warning,
+    flags: Mapping[variables.Keys, tuple[str, Any]] | None = None,
 ) -> NeuronConfig:
     """Read the configuration from the file `path` and from environment variables. Without a file, defaults apply.
 
@@ -360,6 +363,7 @@ def read_config(
         path: path of neuron.toml, or None.
         environ: the environment variables. None means `os.environ`.
         warn: function that gets one line about settings of the first helexa, if there are any.
+        flags: name and value of a command line option for each path of a configuration key.
 
     Raises:
         ConfigError: an option is invalid. The message is one line that names the option.
@@ -372,6 +376,7 @@ def read_config(
         former=_FORMER_SETTINGS,
         retired=_RETIRED_VARIABLES,
         environ=environ,
+        flags=flags,
         warn=warn,
     )
 

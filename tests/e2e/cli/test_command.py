@@ -28,7 +28,23 @@ def test_help_and_version_import_nothing_heavy(environ, option):
 def test_help_names_every_command(helexa):
     result = helexa("--help")
     assert result.returncode == 0
-    verbs = ("up", "generate", "run", "chat", "pull", "list (ls)", "show", "rm", "ps", "status", "doctor", "completion")
+    verbs = (
+        "serve (up)",
+        "node",
+        "gateway",
+        "smoke",
+        "generate",
+        "run",
+        "chat",
+        "pull",
+        "list (ls)",
+        "show",
+        "rm",
+        "ps",
+        "status",
+        "doctor",
+        "completion",
+    )
     assert all(f" {command} " in result.stdout for command in verbs)
     assert all(option in result.stdout for option in ("--version", "--debug"))
 

@@ -1,6 +1,7 @@
 """`helexa up`: invalid options, and the end of all its processes when it ends or is killed."""
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -165,6 +166,27 @@ def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2
         assert process.wait(60) == 0
         assert process.stderr.read().splitlines()[-1] == "stopping"
     wait_until(lambda: not started.running())
+
+
+def test_options_of_other_servers_set_the_engine(started, helexa, environ, ports, smollm2_gguf):
+    options = ["-c", "512", "-np", "2", "--enforce-eager", "--tool-call-parser", "qwen3_coder"]
+    with started(str(smollm2_gguf), *ports, *options, "--enable-auto-tool-choice") as process:
+        read_until(process.stdout, "Ctrl-C")
+        (row,) = json.loads(helexa("ps", "--json", "--url", f"http://127.0.0.1:{ports[1]}").stdout)
+        process.send_signal(signal.SIGINT)
+        notes = process.stderr.read()
+    assert (row["model"], row["context"]) == (smollm2_gguf.stem, 512)
+    assert "--enable-auto-tool-choice is not needed" in notes
+    configuration = Path(environ["XDG_STATE_HOME"]) / "helexa" / "up" / ports[1] / "neuron.toml"
+    (model,) = tomllib.loads(configuration.read_text())["default_models"]
+    assert model["tool_parser"] == "qwen_xml"
+
+
+@pytest.mark.parametrize("command", [["serve"], ["node"], ["gateway", "serve"]])
+def test_servers_have_discoverable_names(helexa, command):
+    result = helexa(*command, "--help")
+    assert result.returncode == 0
+    assert f"Usage: helexa {' '.join(command)}" in result.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")

@@ -30,6 +30,12 @@ def test_arguments_override_the_environment(monkeypatch):
     assert (torch.device, torch.dtype) == ("cpu", "bfloat16")
 
 
+def test_context_length_selects_a_private_engine():
+    location = ModelLocation(context_length=512)
+    assert location.is_private
+    assert EngineSettings(context_length=512).config().harness.torch.context_length == 512
+
+
 def test_device_variable_selects_private_engine(monkeypatch):
     monkeypatch.setenv("HELEXA_DEVICE", "cuda:1")
     assert EngineSettings().config().harness.torch.device == "cuda:1"

@@ -14,7 +14,9 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from helexa.cli.commands.completion import ModelName
 from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.flags import LocalEngineFlags
 from helexa.cli.gateway import DEFAULT_URL, Gateway
 from helexa.cli.local.api_key import checked_key, generated_key
 from helexa.cli.local.local_config import LOOPBACK, LocalConfig, LocalModel
@@ -43,13 +45,19 @@ Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 
 def up(
-    *,
-    model: Annotated[list[str] | None, Parameter(negative="")] = None,
+    *models: ModelName,
+    model: Annotated[list[str] | None, Parameter(alias="-m", negative="")] = None,
     host: str = LOOPBACK,
     port: Port = 31313,
     metrics_port: Port = 31314,
     neuron_port: Port = 13131,
-    tensor_parallel: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=64))] = 1,
+    tensor_parallel: Annotated[
+        int,
+        Parameter(
+            name=["--tensor-parallel", "--tensor-parallel-size", "-tp"], validator=validators.Number(gte=1, lte=64)
+        ),
+    ] = 1,
+    engine: LocalEngineFlags = LocalEngineFlags(),  # noqa: B008
     api_key: str | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     verbose: Annotated[bool, Parameter(negative="")] = False,
@@ -58,7 +66,8 @@ def up(
     """Start one neuron and one cortex on this machine and keep them running until Ctrl-C.
 
     Args:
-        model: Model to load: org/name, pypi:package or a path. May be given several times; default: a small model.
+        models: Models to load: org/name, pypi:package or a path. Default: a small model.
+        model: The same as an argument MODELS. May be given several times.
         host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1. If other machines can reach
             the address, clients need an API key.
         port: Port of the gateway.
@@ -70,8 +79,9 @@ def up(
         verbose: Show the logs of both servers.
         log_dir: Folder for their logs.
     """
-    models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
-    ids = [one.id for one in models]
+    names = dict.fromkeys([*models, *(model or ())] or [DEFAULT_MODEL])
+    local_models = tuple(map(LocalModel.parse, names))
+    ids = [one.id for one in local_models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
         raise CommandError(f"two models would have the id '{twin}'; start one of them, or rename its file", USAGE)
     if insecure and api_key is not None:
@@ -85,11 +95,15 @@ def up(
     logs.mkdir(parents=True, exist_ok=True)
     if key is None and not insecure and not is_loopback(host):
         key = generated_key(folder)
-    config = LocalConfig(models, host, port, metrics_port, neuron_port, key, tensor_parallel)
+    config = LocalConfig(
+        local_models, host, port, metrics_port, neuron_port, key, tensor_parallel, engine.model_settings()
+    )
     neuron, cortex = config.write(folder)
 
+    for line in engine.notes():
+        note(line)
     with Stack(config.environment(os.environ), verbose) as stack:
-        stack.start("helexa.neuron", ["--config", str(neuron)], logs / _NEURON_LOG)
+        stack.start("helexa.neuron", ["--config", str(neuron), *engine.arguments()], logs / _NEURON_LOG)
         stack.start("helexa.cortex", ["serve", "--config", str(cortex)], logs / "cortex.log")
         with Progress(plain=verbose) as progress:
             activation = _until_loaded(stack, Gateway(config.neuron_url), progress, logs / _NEURON_LOG)

@@ -62,6 +62,7 @@ class LocalConfig:
         api_key: the only API key that the gateway accepts. It has the role admin. None allows every client without a
             key.
         tensor_parallel: number of processes that compute each model together.
+        model_settings: further keys of each model in `[[default_models]]` of the node.
     """
 
     models: tuple[LocalModel, ...]
@@ -71,6 +72,7 @@ class LocalConfig:
     neuron_port: int
     api_key: str | None = field(default=None, repr=False)
     tensor_parallel: int = 1
+    model_settings: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def gateway_url(self) -> str:
@@ -105,7 +107,10 @@ class LocalConfig:
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
             + ("" if self.tensor_parallel == 1 else f"\n[harness.torch]\n{_keys(harness)}")
-            + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
+            + _tables(
+                "default_models",
+                ({"model_id": model.id, "source": model.source, **self.model_settings} for model in self.models),
+            ),
             encoding="utf-8",
         )
         write_private(

@@ -1,0 +1,16 @@
+"""The commands of `neuron` and `cortex` under the names `helexa node` and `helexa gateway`."""
+
+from functools import partial
+
+from cyclopts import App
+
+from helexa.core.version import version_line
+from helexa.cortex.cli import app as cortex
+from helexa.neuron.cli import app as neuron
+from helexa.neuron.cli import serve as serve_node
+
+node = App(name="node", help=neuron.help, version=partial(version_line, "helexa"))
+node.update(neuron)
+node.default(serve_node)
+gateway = App(name="gateway", help=cortex.help, version=partial(version_line, "helexa"))
+gateway.update(cortex)
