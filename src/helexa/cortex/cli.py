@@ -79,8 +79,14 @@ def serve(
 
 
 @app.command
-def status(*, api: GatewayApi = _DEFAULT_API) -> None:
-    """Show a running gateway's health and where its models are loaded."""
+def status(
+    *, api: GatewayApi = _DEFAULT_API, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
+    """Show a running gateway's health and where its models are loaded.
+
+    Args:
+        as_json: print JSON for programs.
+    """
     import json
 
     health, models = api.get("/health"), api.get("/v1/models")
@@ -88,7 +94,10 @@ def status(*, api: GatewayApi = _DEFAULT_API) -> None:
         lines = [_model_line(model) for model in models["data"]]
     except (KeyError, TypeError):
         raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
-    print(json.dumps(health, indent=2), *lines, sep="\n")
+    if as_json:
+        print(json.dumps({"health": health, "models": models["data"]}, indent=2))
+    else:
+        print(json.dumps(health, indent=2), *lines, sep="\n")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Client for a running gateway's API, used by the command line."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
 
 TIMEOUT_SECS = 10.0
+
+_DEFAULT_URL = "http://127.0.0.1:31313"
 
 
 class Unreachable(HelexaError):
@@ -27,12 +30,20 @@ class GatewayApi:
     """Client for the API of a running gateway.
 
     Attributes:
-        endpoint: base URL of the gateway.
+        url: base URL of the gateway, which may end in /v1, else HELEXA_BASE_URL, else http://127.0.0.1:31313.
+        former_url: former name of the option `--url`.
         key: API key, if the gateway requires one; set HELEXA_API_KEY instead, which other users of the host cannot see.
     """
 
-    endpoint: Annotated[str, Parameter(name=["--endpoint", "-e"])] = "http://localhost:31313"
+    url: Annotated[str | None, Parameter(name="--url")] = None
     key: Annotated[str | None, Parameter(env_var="HELEXA_API_KEY")] = field(default=None, repr=False)
+    former_url: Annotated[str | None, Parameter(name=["--endpoint", "-e"], show=False)] = None
+
+    @property
+    def endpoint(self) -> str:
+        """The base URL of the gateway without `/v1`."""
+        url = self.url or self.former_url or os.environ.get("HELEXA_BASE_URL") or _DEFAULT_URL
+        return url.rstrip("/").removesuffix("/v1")
 
     def get(self, path: str) -> Any:
         """Send a GET request for `path`, and return the parsed JSON of the response.
@@ -58,7 +69,7 @@ class GatewayApi:
         from urllib import request
         from urllib.error import HTTPError
 
-        url = self.endpoint.rstrip("/") + path
+        url = self.endpoint + path
         # No proxies, as for requests to nodes. No redirects, because a redirect could leak the key.
         direct = request.OpenerDirector()
         for handler in (

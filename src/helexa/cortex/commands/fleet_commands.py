@@ -1,7 +1,10 @@
 """Commands for a running fleet: explain routing; cordon, uncordon and drain nodes."""
 
-from typing import Any
+import json
+from typing import Annotated, Any
 from urllib.parse import quote
+
+from cyclopts import Parameter
 
 from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
@@ -11,13 +14,23 @@ _DRAIN_TIMEOUT_SECS = 900.0
 _DEFAULT_API = GatewayApi()
 
 
-def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
+def explain(
+    model: str,
+    /,
+    *,
+    api: GatewayApi = _DEFAULT_API,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
     """Show where a request for a model would be sent now, why, and which models would be unloaded first.
 
     Args:
         model: id of the model, or an alias.
+        as_json: print JSON for programs.
     """
     content = api.get(f"/api/explain?model={quote(model, safe='')}")
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return
     try:
         print("\n".join(_explanation_lines(content)))
     except (KeyError, TypeError, AttributeError):

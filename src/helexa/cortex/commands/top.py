@@ -1,5 +1,6 @@
 """`cortex top`: shows the newest finished requests of a gateway."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,13 +22,18 @@ def top(
     api: GatewayApi = _DEFAULT_API,
     once: Annotated[bool, Parameter(negative="")] = False,
     limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 30,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Show the newest requests, refreshed every second until Ctrl-C.
 
     Args:
         once: print the requests once and exit.
         limit: number of requests.
+        as_json: print the requests once, as JSON for programs.
     """
+    if as_json:
+        print(json.dumps(api.get(f"/api/activity?limit={limit}"), indent=2))
+        return
     first_table = _table(api, limit)
     if once:
         print(first_table)

@@ -1,6 +1,7 @@
 """Commands that call a running gateway, and `cortex check`."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,6 +91,20 @@ async def test_explain() -> None:
         "  - attic: too small",
     ]
     assert gateway.requests == [("GET", "/api/explain?model=Org%2FM%26x", "Bearer k")]
+
+
+async def test_json_output_and_url_of_the_environment() -> None:
+    responses = {"/api/explain": EXPLAINED, "/api/activity": {"requests": [ENDED]}, "/health": {"status": "ok"}}
+    listed = {"data": [{"id": "Org/M", "locations": [{"node": "beast", "status": "loaded"}]}]}
+    async with Gateway(responses | {"/v1/models": listed}).serving() as gateway:
+        base_url = gateway.url + "/v1"
+        explain = await run("explain", "Org/M", "--json", HELEXA_BASE_URL=base_url)
+        top = await run("top", "--json", "--url", base_url)
+        status = await run("status", "--json", "--endpoint", gateway.url)
+    assert [code for code, _, _ in (explain, top, status)] == [0, 0, 0]
+    assert json.loads(explain[1]) == EXPLAINED
+    assert json.loads(top[1]) == {"requests": [ENDED]}
+    assert json.loads(status[1]) == {"health": {"status": "ok"}, "models": listed["data"]}
 
 
 async def test_top_once() -> None:
