@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from helexa.neuron.ops.native.machine_code import native_kernels, prebuilt
 
 ROOT = Path(helexa.__file__).parents[2]
 HASWELL = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 movbe abm"
+CROSS_COMPILER = "aarch64-linux-gnu-gcc"
+EM_AARCH64 = 183
+"""Machine type of an ELF file for aarch64."""
 SKYLAKE = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
 
 
@@ -98,6 +102,23 @@ def test_platform_wheel_has_kernels_for_this_machine(tmp_path: Path, monkeypatch
         level.name for level in prebuilt.LEVELS if level.machine == platform.machine()
     }
     assert KernelLibrary(ctypes.CDLL(str(library)), "", "").formats
+
+
+@pytest.mark.nightly
+def test_cross_compiler_builds_the_wheel_for_aarch64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which(CROSS_COMPILER) is None:
+        pytest.skip(f"no {CROSS_COMPILER} on this machine: it cannot build the wheel for aarch64")
+    monkeypatch.setenv("CC", CROSS_COMPILER)
+    monkeypatch.setenv("HELEXA_TARGET_MACHINE", "aarch64")
+    monkeypatch.setenv("HELEXA_PREBUILT_KERNELS", "1")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=600)
+    name = unpack(tmp_path).name
+    assert re.fullmatch(rf"helexa-{re.escape(helexa.__version__)}-py3-none-manylinux_2_\d+_aarch64\.whl", name)
+    libraries = tmp_path / prebuilt.LIBRARIES.relative_to(Path(helexa.__file__).parents[1])
+    assert [path.name for path in libraries.iterdir()] == ["armv8_a.so"]
+    header = (libraries / "armv8_a.so").read_bytes()[:20]
+    assert (header[:4], int.from_bytes(header[18:20], "little")) == (b"\x7fELF", EM_AARCH64)
 
 
 def test_wheel_reports_commit_and_time_of_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
