@@ -39,6 +39,7 @@ app.command("helexa.cli.commands.ps:ps", help="List the models of the fleet and 
 app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, and show the results.")
 app.command("helexa.cli.commands.status:status", help="Show the state of the gateway and its nodes.")
 app.command("helexa.cli.commands.smoke:smoke", help="Check a running gateway or node after a deployment.")
+app.command("helexa.cli.commands.config:app", name="config", help="Show the configuration of a node or a gateway.")
 app.command("helexa.acp.cli:serve", name="acp", help="Run the coding agent for an editor, on stdin and stdout.")
 app.command(
     "helexa.cli.commands.doctor:doctor", help="Report the hardware and software, and the device that models run on."

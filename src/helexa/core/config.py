@@ -8,8 +8,9 @@ environment variables are ignored.
 import difflib
 import logging
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ from helexa.core.variables import Keys, overlay, set_value
 from helexa.core.version import __version__
 
 log = logging.getLogger(__name__)
+
+_TABLE = re.compile(r"\s*(?P<array>\[\[?)\s*(?P<name>[^\[\]=]+?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"""\s*(?P<name>[\w."'-]+(\s*\.\s*[\w."'-]+)*)\s*=""")
 
 
 class Section(BaseModel):
@@ -43,6 +47,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[Keys, tuple[str, Any]] | None = None,
     warn: Callable[[str], None] = log.warning,
+    origins: dict[Keys, str] | None = None,
 ) -> ConfigT:
     """Read the TOML file `path`, override its values, and return the validated result.
 
@@ -59,6 +64,9 @@ def load(
         environ: the environment variables. None means `os.environ`.
         flags: name and value of a command line option for each path of a configuration key.
         warn: function that gets one line about former settings and retired variables, if there are any.
+        origins: a dictionary to fill with the origin of each value that is not a default, by the path of the key:
+            `FILE:LINE`, `FILE` if the line is unknown, or the name of the variable or option. The origin of a table or
+            list applies to all values in it.
 
     Raises:
         ConfigError: the file cannot be read, or a value is invalid. The message names the file, variable or option,
@@ -74,14 +82,17 @@ def load(
     ]
     if notes:
         warn(f"{path or 'environment'}: settings of the first helexa: {'; '.join(notes)}; see docs/migration.md")
-    origins = overlay(tree, schema, env_prefix, short_names or {}, environ)
+    overridden = overlay(tree, schema, env_prefix, short_names or {}, environ)
     for keys, (name, value) in (flags or {}).items():
         set_value(tree, keys, value, name)
-        origins[keys] = name
+        overridden[keys] = name
+    if origins is not None:
+        in_file = _file_origins(tree, path)
+        origins |= {keys: origin for keys, origin in in_file.items() if not _is_inside(keys, overridden)} | overridden
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, schema, str(path or "environment"), origins)) from None
+        raise ConfigError(_explain(error, schema, str(path or "environment"), overridden)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -99,6 +110,57 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _file_origins(tree: dict[str, Any], path: Path | None) -> dict[Keys, str]:
+    lines = {} if path is None else _key_lines(path.read_text(encoding="utf-8"))
+    return {keys: f"{path}:{lines[keys]}" if keys in lines else str(path or "environment") for keys in _leaves(tree)}
+
+
+def _is_inside(keys: Keys, tables: Mapping[Keys, str]) -> bool:
+    """Return whether `tables` has the path of a table or list that contains the key with the path `keys`."""
+    return any(keys[:end] in tables for end in range(1, len(keys)))
+
+
+def _key_lines(text: str) -> dict[Keys, int]:
+    """Return the number of the line that sets each key of a TOML file. Keys in inline tables are not found."""
+    table: Keys = ()
+    lengths: dict[Keys, int] = {}
+    lines: dict[Keys, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TABLE.match(line):
+            table = _with_indices(_split_key(match["name"]), lengths, starts_element=match["array"] == "[[")
+        elif match := _KEY.match(line):
+            lines.setdefault((*table, *_split_key(match["name"])), number)
+    return lines
+
+
+def _with_indices(keys: Keys, lengths: dict[Keys, int], *, starts_element: bool) -> Keys:
+    """Return the path `keys` of a table with the index of the last element after each list of tables."""
+    path: Keys = ()
+    for place, key in enumerate(keys, 1):
+        path = (*path, key)
+        if starts_element and place == len(keys):
+            lengths[path] = lengths.get(path, 0) + 1
+        if path in lengths:
+            path = (*path, str(lengths[path] - 1))
+    return path
+
+
+def _split_key(text: str) -> Keys:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _leaves(value: Any, path: Keys = ()) -> Iterator[Keys]:
+    """Yield the paths of all values that are neither tables nor lists of tables. The path has indices of lists."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
+        for index, element in enumerate(value):
+            yield from _leaves(element, (*path, str(index)))
+    else:
+        yield path
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:

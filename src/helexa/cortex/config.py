@@ -312,15 +312,19 @@ class CortexConfig(config.Section):
         return self
 
 
-def load(path: Path | None) -> CortexConfig:
+def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) -> CortexConfig:
     """Read the configuration from the file `path` and the `CORTEX_` environment variables.
 
     A relative path in `models_config` is resolved against the directory of the file.
 
+    Args:
+        path: path of cortex.toml, or None.
+        origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
+
     Raises:
         ConfigError: the file is missing or a value is invalid. The message is one line that names the key.
     """
-    settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS)
+    settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS, origins=origins)
     if path is not None:
         settings.models_config = path.absolute().parent / settings.models_config
     return settings

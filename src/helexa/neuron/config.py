@@ -356,6 +356,7 @@ def read_config(
     environ: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = log.warning,
     flags: Mapping[variables.Keys, tuple[str, Any]] | None = None,
+    origins: dict[variables.Keys, str] | None = None,
 ) -> NeuronConfig:
     """Read the configuration from the file `path` and from environment variables. Without a file, defaults apply.
 
@@ -364,6 +365,7 @@ def read_config(
         environ: the environment variables. None means `os.environ`.
         warn: function that gets one line about settings of the first helexa, if there are any.
         flags: name and value of a command line option for each path of a configuration key.
+        origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:
         ConfigError: an option is invalid. The message is one line that names the option.
@@ -378,6 +380,7 @@ def read_config(
         environ=environ,
         flags=flags,
         warn=warn,
+        origins=origins,
     )
 
 

@@ -1,0 +1,99 @@
+"""`helexa config show`: print the effective configuration of a node or a gateway, and where each value comes from."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from cyclopts import App, Parameter
+from pydantic import BaseModel, SecretStr
+
+from helexa.cli.flags import Switch
+from helexa.cli.terminal import note, printable
+from helexa.core.variables import Keys
+from helexa.neuron.engine_flags import EngineFlags
+
+app = App(name="config", help="Show the configuration of a node or a gateway.", result_action="return_value")
+
+_MASK = "***"
+
+
+@app.command
+def show(
+    server: Literal["node", "gateway"],
+    /,
+    *,
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    origin: Switch = False,
+    as_json: Annotated[Switch, Parameter(name="--json")] = False,
+    engine: EngineFlags = EngineFlags(),  # noqa: B008
+) -> None:
+    """Show the values with which a server would start, with secrets masked.
+
+    The values come from the same defaults, file, environment variables and options as those of the server.
+
+    Args:
+        server: The server to show: `node` (neuron.toml) or `gateway` (cortex.toml).
+        config: Configuration file, else none for a node and cortex.toml for a gateway.
+        origin: Show where each value comes from: default, file and line, environment variable, or option.
+        as_json: Print JSON for programs: key, value and origin of each setting.
+    """
+    origins: dict[Keys, str] = {}
+    settings: BaseModel
+    if server == "node":
+        from helexa.neuron.config import read_config
+
+        settings = read_config(config, warn=note, flags=engine.settings(), origins=origins)
+    else:
+        from helexa.cortex.config import load
+
+        settings = load(config or Path("cortex.toml"), origins)
+    rows = [(".".join(keys), value, _origin(keys, origins)) for keys, value in _values(settings, ())]
+    if as_json:
+        print(json.dumps([dict(zip(("key", "value", "origin"), row, strict=True)) for row in rows], indent=2))
+        return
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value, _ in rows]
+    width = min(max(map(len, lines)), 70)
+    for line, (_, _, source) in zip(lines, rows, strict=True):
+        print(printable(f"{line:<{width}}  # {source}" if origin else line))
+
+
+def _origin(keys: Keys, origins: Mapping[Keys, str]) -> str:
+    return next((origins[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in origins), "default")
+
+
+def _values(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    """Yield the path and the JSON value of each setting in a configuration, with secrets masked."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _values(getattr(value, name), (*path, name))
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _values(inner, (*path, str(name)))
+    elif isinstance(value, list) and any(isinstance(element, BaseModel) for element in value):
+        for index, element in enumerate(value):
+            yield from _values(element, (*path, str(index)))
+    else:
+        yield path, _json_value(value)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return _MASK
+    if isinstance(value, bool | int | float | None):
+        return value
+    if isinstance(value, list):
+        return [_json_value(element) for element in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(element) for element in value)
+    return _without_password(str(value))
+
+
+def _without_password(text: str) -> str:
+    """Return `text`, in which a mask replaces the user and password if `text` is a URL with them."""
+    try:
+        netloc = urlsplit(text).netloc
+    except ValueError:
+        return text
+    return text.replace(netloc, f"{_MASK}@{netloc.rpartition('@')[2]}", 1) if "@" in netloc else text
