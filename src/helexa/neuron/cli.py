@@ -206,6 +206,60 @@ def smoke(
     print(f"status=ok ranks={ranks}", flush=True)
 
 
+@app.command
+def validate(
+    model: str | None = None,
+    *,
+    config: ConfigPath = None,
+    engine: EngineFlags = EngineFlags(),  # noqa: B008
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Test whether this machine serves a model: hardware, driver, memory, a load, and 16 tokens.
+
+    Each check prints one line. The last line is status=ok or status=failed. Exit code 1 means that a check failed.
+
+    Parameters
+    ----------
+    model
+        The model to load: an id, org/name, pypi:package or a path. Default: the first configured model, else a small
+        model.
+    config
+        The neuron.toml with the engine's options.
+    as_json
+        Print the results as JSON.
+    """
+    import asyncio
+    import json
+
+    from helexa.neuron.config import DefaultModel, read_config
+    from helexa.neuron.validate import validate as run_validation
+
+    settings = read_config(config, flags=engine.settings())
+    _prepare_engines(settings)
+    if model is None and settings.default_models and not engine.model_settings():
+        spec = settings.default_models[0]
+    else:
+        spec = DefaultModel.model_validate({"model_id": model or "helexa/small", **engine.model_settings()})
+
+    async def run() -> bool:
+        results = []
+        async for result in run_validation(settings, spec):
+            results.append(result)
+            if not as_json:
+                mark = {"fine": "ok   ", "note": "note ", "fault": "ERROR"}[result.level]
+                print(f"{mark} {result.topic}: {result.text}", flush=True)
+        ok = all(result.level != "fault" for result in results)
+        if as_json:
+            print(json.dumps({"ok": ok, "checks": [result._asdict() for result in results]}, indent=2))
+        return ok
+
+    ok = asyncio.run(run())
+    if not as_json:
+        print(f"status={'ok' if ok else 'failed'}", flush=True)
+    if not ok:
+        raise SystemExit(1)
+
+
 def _prepare_engines(settings: "NeuronConfig") -> None:
     """Set `$HELEXA_CACHE` to the configured cache folder, if there is one. Engine processes inherit the variable."""
     from helexa.neuron.cache_folder import cache_root
