@@ -149,6 +149,8 @@ INLINE slice_bits look_up(slice_bits table, slice_bits places) {
     return (slice_bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
 #elif SLICE == 8
     return (slice_bits)_mm256_shuffle_epi8((__m256i)table, (__m256i)places);
+#elif defined(__aarch64__)
+    return (slice_bits)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)places);
 #else
     uint8_t known[16], each[sizeof places];
     memcpy(known, &table, 16), memcpy(each, &places, sizeof places);
