@@ -131,7 +131,7 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
         (["hi", "-f", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         ([], "nothing to ask"),
-        (["hi", "--device", "cpu"], "device, dtype and quant cannot be set for the server"),
+        (["hi", "--device", "cpu"], "device, dtype, quant and the context length cannot be set for the server"),
     ],
 )
 def test_wrong_usage_is_one_line_and_sends_no_request(gateway, monkeypatch, capsys, arguments, message):
