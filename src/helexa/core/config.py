@@ -12,9 +12,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 
 from helexa.core.errors import ConfigError
 from helexa.core.former_settings import FormerSetting, replace_former_settings
@@ -34,6 +34,17 @@ class Section(BaseModel):
 
 
 ConfigT = TypeVar("ConfigT", bound=Section)
+
+
+def _check_header_secret(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("a key must be one or more printable ASCII characters without blanks")
+    return secret
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_check_header_secret)]
+"""Type of an API key that is sent in an HTTP header. Error messages and logs do not show its value."""
 
 
 def load(
@@ -93,6 +104,43 @@ def load(
         return schema.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, schema, str(path or "environment"), overridden)) from None
+
+
+def read_secret(path: Path, name: str) -> SecretStr:
+    """Return the API key in the file `path`, without surrounding blanks and line ends.
+
+    Args:
+        path: path of the file.
+        name: name of the setting that contains the path, for error messages.
+
+    Raises:
+        ConfigError: the file cannot be read, or it contains no valid key. The message names the file and the fix.
+    """
+    try:
+        secret = SecretStr(path.read_text(encoding="utf-8").strip())
+    except OSError as error:
+        hint = "create the file" if isinstance(error, FileNotFoundError) else "let the server's user read the file"
+        raise ConfigError(f"{path}: {name} cannot be read ({error.strerror}); {hint}, or change {name}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: {name} contains no valid key; the file is not UTF-8 text") from None
+    try:
+        return _check_header_secret(secret)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {name} contains no valid key; {error}") from None
+
+
+def secret_in_variable(variable: str, name: str) -> SecretStr:
+    """Return the API key in the environment variable `variable`, which the setting `name` names.
+
+    Raises:
+        ConfigError: the variable is not set, or it contains no valid key.
+    """
+    if variable not in os.environ:
+        raise ConfigError(f"{name}: the environment variable {variable} is not set; set it, or change {name}")
+    try:
+        return _check_header_secret(SecretStr(os.environ[variable]))
+    except ValueError as error:
+        raise ConfigError(f"{name}: the environment variable {variable} contains no valid key; {error}") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

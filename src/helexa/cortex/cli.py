@@ -62,7 +62,7 @@ def serve(
     logs.configure(log_format)
     tracing.configure("cortex")
     settings = load(config)
-    log_unknown_variables()
+    log_unknown_variables(settings)
     for name, text in (("listen", listen), ("metrics_listen", metrics_listen)):
         if text is None:
             continue

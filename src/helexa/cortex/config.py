@@ -277,6 +277,9 @@ class NeuronSection(config.Section):
         endpoint: base URL of the node, without `/v1`.
         kind: `neuron`, or `openai` for any other OpenAI-compatible server.
         bearer: API key that the node requires, or None.
+        bearer_file: path of a file with this key, instead of `bearer`. A relative path is relative to the folder of
+            cortex.toml.
+        bearer_env: name of an environment variable with this key, instead of `bearer`.
         cordoned: True to send no requests and loads to the node until it is uncordoned.
         allowed_hosts: a node may report that a model is served at another URL. The host of this URL must be the host of
             `endpoint` or one of these hosts.
@@ -285,9 +288,17 @@ class NeuronSection(config.Section):
     name: str = Field(min_length=1)
     endpoint: BaseUrl
     kind: Literal["neuron", "openai"] = "neuron"
-    bearer: SecretStr | None = None
+    bearer: config.HeaderSecret | None = None
+    bearer_file: Path | None = None
+    bearer_env: str | None = Field(default=None, min_length=1)
     cordoned: bool = False
     allowed_hosts: frozenset[HostName] = frozenset()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(value is not None for value in (self.bearer, self.bearer_file, self.bearer_env)) > 1:
+            raise ValueError("set only one of 'bearer', 'bearer_file' and 'bearer_env'")
+        return self
 
 
 class CortexConfig(config.Section):
@@ -315,21 +326,31 @@ class CortexConfig(config.Section):
 def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) -> CortexConfig:
     """Read the configuration from the file `path` and the `CORTEX_` environment variables.
 
-    A relative path in `models_config` is resolved against the directory of the file.
+    Relative paths are resolved against the directory of the file. The keys in `bearer_file` and `bearer_env` become the
+    `bearer` of their nodes.
 
     Args:
         path: path of cortex.toml, or None.
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:
-        ConfigError: the file is missing or a value is invalid. The message is one line that names the key.
+        ConfigError: the file or the file of a key is missing, or a value is invalid. The message is one line that names
+            the key.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX, former=_FORMER_SETTINGS, origins=origins)
+    folder = Path() if path is None else path.absolute().parent
     if path is not None:
-        settings.models_config = path.absolute().parent / settings.models_config
+        settings.models_config = folder / settings.models_config
+    for neuron in settings.neurons:
+        if neuron.bearer_file is not None:
+            neuron.bearer_file = folder / neuron.bearer_file
+            neuron.bearer = config.read_secret(neuron.bearer_file, f"bearer_file of neuron '{neuron.name}'")
+        elif neuron.bearer_env is not None:
+            neuron.bearer = config.secret_in_variable(neuron.bearer_env, f"bearer_env of neuron '{neuron.name}'")
     return settings
 
 
-def log_unknown_variables() -> None:
+def log_unknown_variables(settings: CortexConfig) -> None:
     """Log a warning about `CORTEX_` environment variables that match no configuration key."""
-    variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX)
+    keys = [neuron.bearer_env for neuron in settings.neurons if neuron.bearer_env is not None]
+    variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX, other_names=keys)

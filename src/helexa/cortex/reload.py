@@ -84,8 +84,9 @@ class Reloader:
             raise ConfigError(f"{config.models_config} does not exist")
         return config, catalogues.load(config.models_config)
 
-    def _stamps(self) -> tuple[_Stamp, _Stamp]:
-        return _stamp(self._path), _stamp(self._config.models_config)
+    def _stamps(self) -> list[_Stamp]:
+        key_files = [neuron.bearer_file for neuron in self._config.neurons]
+        return [_stamp(path) for path in (self._path, self._config.models_config, *key_files)]
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from helexa.core import variables
-from helexa.core.config import Section, load
+from helexa.core.config import HeaderSecret, Section, load, read_secret
 from helexa.core.fleet import ModelSpec
 from helexa.core.former_settings import FormerSetting
 from helexa.core.logs import LogFormat
@@ -327,6 +327,8 @@ class NeuronConfig(Section):
         host: address to listen on.
         api_key: key that every request except `GET /health` and `GET /health/ready` must have in the header
             `Authorization: Bearer KEY`. By default, no key is required.
+        api_key_file: path of a file with the `api_key`. A relative path is relative to the folder of neuron.toml. The
+            node does not read the file if `api_key` is set.
         allowed_hosts: additional names that requests may have in the `Host` header. IP addresses, localhost, the
             machine's name and `host` are always permitted. The check prevents attacks by DNS rebinding. Without
             `api_key`, the node checks all requests if `host` is a loopback address, else only requests from browsers.
@@ -337,7 +339,8 @@ class NeuronConfig(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=13131, ge=1, le=65535)
-    api_key: SecretStr | None = Field(default=None, min_length=1)
+    api_key: HeaderSecret | None = None
+    api_key_file: Path | None = None
     allowed_hosts: list[str] = Field(default_factory=list[str])
     drain_secs: float = Field(default=5.0, ge=0)
     default_models: list[DefaultModel] = Field(default_factory=list[DefaultModel])
@@ -368,9 +371,10 @@ def read_config(
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
     Raises:
-        ConfigError: an option is invalid. The message is one line that names the option.
+        ConfigError: an option is invalid, or `api_key_file` cannot be read. The message is one line that names the
+            option.
     """
-    return load(
+    config = load(
         NeuronConfig,
         path,
         env_prefix=ENV_PREFIX,
@@ -382,6 +386,10 @@ def read_config(
         warn=warn,
         origins=origins,
     )
+    if config.api_key is None and config.api_key_file is not None:
+        folder = Path() if path is None else path.absolute().parent
+        config.api_key = read_secret(folder / config.api_key_file, "api_key_file")
+    return config
 
 
 def log_unknown_variables() -> None:

@@ -194,6 +194,16 @@ def test_key_must_not_be_empty_and_is_not_printed() -> None:
     assert "secret-1" not in repr(read_config(None, {"NEURON_API_KEY": "secret-1"}))
 
 
+def test_key_file_is_relative_to_the_configuration_and_yields_to_a_key(tmp_path: Path) -> None:
+    (tmp_path / "node.key").write_text("secret-1\n")
+    path = tmp_path / "neuron.toml"
+    path.write_text('api_key_file = "node.key"\n')
+    for environ, expected in (({}, "secret-1"), ({"NEURON_API_KEY": "secret-2"}, "secret-2")):
+        key = read_config(path, environ).api_key
+        assert key is not None
+        assert key.get_secret_value() == expected
+
+
 @pytest.mark.parametrize(
     ("environ", "is_exposed"),
     [

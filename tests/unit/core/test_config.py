@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from pydantic import AliasChoices, Field
 
-from helexa.core.config import Section, load, read_toml
+from helexa.core.config import Section, load, read_secret, read_toml, secret_in_variable
 from helexa.core.errors import ConfigError
 from helexa.core.variables import log_unknown_variables
 
@@ -218,3 +218,44 @@ def test_unreadable_file_is_named_in_the_error(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary\.toml"):
         read_toml(binary)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b" key-1\n", None),
+        (b"", "printable ASCII"),
+        (b"two words", "printable ASCII"),
+        (b"two\nlines", "printable ASCII"),
+        (b"\xff\xfe", "not UTF-8"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_key_file_has_one_valid_key(tmp_path: Path, content: bytes | None, expected: str | None) -> None:
+    path = tmp_path / "node.key"
+    if content is not None:
+        path.write_bytes(content)
+    if expected is None:
+        assert read_secret(path, "api_key_file").get_secret_value() == "key-1"
+        return
+    with pytest.raises(ConfigError, match=expected) as caught:
+        read_secret(path, "api_key_file")
+    assert str(caught.value).startswith(f"{path}: api_key_file ")
+    assert "words" not in str(caught.value)
+
+
+def test_unreadable_key_file_names_the_file_and_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); let the server's user read the file"):
+        read_secret(tmp_path, "api_key_file")
+
+
+def test_key_variable_must_be_set_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAST_KEY", "key-1")
+    assert secret_in_variable("BEAST_KEY", "bearer_env").get_secret_value() == "key-1"
+    monkeypatch.setenv("BEAST_KEY", "two words")
+    with pytest.raises(ConfigError, match="BEAST_KEY contains no valid key") as caught:
+        secret_in_variable("BEAST_KEY", "bearer_env")
+    assert "two words" not in str(caught.value)
+    monkeypatch.delenv("BEAST_KEY")
+    with pytest.raises(ConfigError, match="BEAST_KEY is not set"):
+        secret_in_variable("BEAST_KEY", "bearer_env")

@@ -42,6 +42,32 @@ def test_defaults() -> None:
     assert config.models_config == Path("/etc/cortex/models.toml")
 
 
+def test_node_keys_come_from_the_file_a_key_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEAST_KEY", "key-3")
+    write(tmp_path / "attic.key", "key-2\n")
+    settings = {"a": 'bearer = "key-1"', "b": 'bearer_file = "attic.key"', "c": 'bearer_env = "BEAST_KEY"', "d": ""}
+    tables = [f'[[neurons]]\nname = "{name}"\nendpoint = "http://h:1"\n{line}\n' for name, line in settings.items()]
+    config = load(write(tmp_path / "cortex.toml", "".join(tables)))
+    keys = [neuron.bearer and neuron.bearer.get_secret_value() for neuron in config.neurons]
+    assert keys == ["key-1", "key-2", "key-3", None]
+    assert not any(key in repr(config) for key in ("key-1", "key-2", "key-3"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('bearer = "k"\nbearer_env = "BEAST_KEY"', "only one of"),
+        ('bearer_file = "none.key"', "none.key: bearer_file of neuron 'n' cannot be read"),
+        ('bearer_env = "NO_SUCH_KEY"', "NO_SUCH_KEY is not set"),
+        ('bearer = "two\\r\\nlines"', "printable ASCII"),
+    ],
+)
+def test_invalid_node_key_is_an_error(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "cortex.toml", f'[[neurons]]\nname = "n"\nendpoint = "http://h:1"\n{line}\n')
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
 def test_environment_variables_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "cortex.toml", '[gateway]\nlisten = "127.0.0.1:1"\nmax_body_mb = 2\n')
     monkeypatch.setenv("CORTEX_GATEWAY__LISTEN", "[::1]:2")
