@@ -144,7 +144,10 @@ def invalid_body(message: str, param: str | None = None) -> ApiError:
 def unsupported_media_type(content_type: str) -> ApiError:
     """Return the 415 error for a request whose content type is not JSON."""
     received = repr(content_type) if content_type else "none"
-    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {received}")
+    message = (
+        f"expected content-type application/json, got {received}; send the header 'Content-Type: application/json'"
+    )
+    return ApiError(415, "unsupported_media_type", message)
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:

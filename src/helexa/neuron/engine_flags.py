@@ -5,11 +5,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from helexa.core.variables import Keys
+if TYPE_CHECKING:
+    from helexa.core.variables import Keys  # imports pydantic, which `--help` does not need
 
 DTYPES = {"half": "float16", "float": "float32"}
 """Names of vLLM for data types, and helexa's names."""
@@ -62,7 +63,7 @@ class EngineFlags:
     enable_auto_tool_choice: Annotated[bool, Parameter(negative="", show=False)] = False
     reasoning_parser: Annotated[str | None, Parameter(show=False)] = None
 
-    def settings(self) -> dict[Keys, tuple[str, Any]]:
+    def settings(self) -> "dict[Keys, tuple[str, Any]]":
         """Return the option's name and the value for each key of neuron.toml that an option sets."""
         return {(*_TORCH, key): (name, value) for key, name, value in self._values() if value is not None}
 

@@ -184,7 +184,7 @@ async def test_gateway_loads_uses_and_unloads_a_model_of_a_default_node(tmp_path
 
 
 async def test_page_allowed_by_the_gateway_reaches_nodes(node: Node) -> None:
-    browser = {"origin": PAGE, "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+    browser = {"origin": PAGE, "sec-fetch-site": "cross-site"}
     assert await completion_through_a_gateway(node, gateway={"cors_origins": [PAGE]}, headers=browser) == 200
 
 

@@ -8,6 +8,7 @@ from cortex.running_gateway import Cortex
 
 BODY = b'{"model":"Org/M","messages":[]}'
 CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+JSON = b"Content-Type: application/json"
 LINE = b"POST /v1/chat/completions HTTP/1.1"
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
@@ -15,11 +16,12 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 def post(*headers: bytes, line: bytes = LINE, host: bytes | None = b"localhost", body: bytes = BODY) -> bytes:
     """Return a request whose Content-Length is that of `BODY`, even if `body` differs."""
     host_lines = [] if host is None else [b"Host: " + host]
-    return b"\r\n".join([line, *host_lines, b"Content-Length: %d" % len(BODY), *headers, b"", body])
+    length = b"Content-Length: %d" % len(BODY)
+    return b"\r\n".join([line, *host_lines, JSON, length, *headers, b"", body])
 
 
 def chunked(body: bytes = CHUNKED, coding: bytes = b"chunked", *headers: bytes, line: bytes = LINE) -> bytes:
-    return b"\r\n".join([line, b"Host: localhost", b"Transfer-Encoding: " + coding, *headers, b"", body])
+    return b"\r\n".join([line, b"Host: localhost", JSON, b"Transfer-Encoding: " + coding, *headers, b"", body])
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from helexa.cortex.observability.metrics import Metrics, create_metrics_app
 from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.listener import Listener, bind
 
+JSON_HEADERS = {"content-type": "application/json"}
+
 
 @dataclass
 class Cortex:
@@ -105,7 +107,7 @@ async def running_cortex(
             gateway.running(config, models, metrics, path) as running,
             listening(api := Listener(create_app(running), limits=limits, bodies=running.bodies)) as url,
             listening(scraped := Listener(create_metrics_app(metrics))) as scrape,
-            aiohttp.ClientSession() as client,
+            aiohttp.ClientSession(headers=JSON_HEADERS) as client,
         ):
             cortex = Cortex(url, f"{scrape}/metrics", client, running)
 

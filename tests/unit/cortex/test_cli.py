@@ -14,7 +14,7 @@ import pytest
 from cortex import fake_node
 from cortex.cortex_process import run, serving
 from cortex.fake_node import FakeNode
-from cortex.running_gateway import eventually
+from cortex.running_gateway import JSON_HEADERS, eventually
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def is_ok(client: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def test_serve_and_status(config: Path) -> None:
-    async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession() as client:
+    async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession(headers=JSON_HEADERS) as client:
         await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
             assert response.status == 200
@@ -56,7 +56,7 @@ async def test_serve_and_status(config: Path) -> None:
 async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> None:
     async with (
         serving(config, CORTEX_ENTITLEMENTS__REQUIRE_AUTH="true") as (_, url, _),
-        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(headers=JSON_HEADERS) as client,
     ):
 
         async def create_key(*options: str) -> dict[str, str]:
@@ -113,7 +113,7 @@ async def test_sigterm_ends_streams_with_an_error_and_exits_with_code_0(config: 
     node.speak = fake_node.never_end
     async with (
         serving(config, CORTEX_GATEWAY__DRAIN_SECS="0.1") as (process, url, _),
-        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(headers=JSON_HEADERS) as client,
     ):
         await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
@@ -135,7 +135,7 @@ async def test_drain_finishes_running_streams_unless_a_second_signal_ends_them(
     node.speak = fake_node.never_end
     async with (
         serving(config, CORTEX_GATEWAY__DRAIN_SECS="200") as (process, url, _),
-        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(headers=JSON_HEADERS) as client,
     ):
         await eventually(lambda: is_ok(client, url))
 

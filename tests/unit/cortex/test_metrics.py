@@ -3,7 +3,7 @@
 import aiohttp
 
 from cortex.fake_node import FakeNode
-from cortex.running_gateway import Cortex, eventually, running_cortex
+from cortex.running_gateway import JSON_HEADERS, Cortex, eventually, running_cortex
 
 LOAD = {
     "id": "Org/M",
@@ -95,7 +95,7 @@ async def test_unknown_models_share_one_label(cortex: Cortex) -> None:
 async def test_scrape_needs_no_key(node: FakeNode) -> None:
     async with (
         running_cortex(node, ready=False, settings={"entitlements": {"require_auth": True}}) as cortex,
-        aiohttp.ClientSession() as client,
+        aiohttp.ClientSession(headers=JSON_HEADERS) as client,
         client.get(cortex.metrics_url) as response,
     ):
         assert response.status == 200

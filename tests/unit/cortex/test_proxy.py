@@ -61,7 +61,8 @@ async def test_stalled_request_body_is_408(cortex: Cortex, monkeypatch: pytest.M
     monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+    headers = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n"
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n" + headers + b"\r\n{")
     async with asyncio.timeout(20):
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readuntil(b"}}")

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.config import CortexConfig
-from helexa.http.connections.request_head import reject_encoded, request_id
+from helexa.http.connections.request_head import Headers, request_id, require_json
+
+JSON = (b"content-type", b"application/json")
 
 
 @pytest.mark.parametrize("given_id", ["abc", "A.b_c-1", "x" * 128])
@@ -34,12 +36,19 @@ def test_new_request_ids_differ() -> None:
 
 
 def test_encoded_body_is_415() -> None:
-    reject_encoded([(b"accept-encoding", b"gzip")])
-    reject_encoded([(b"content-encoding", b" Identity ")])
+    require_json([JSON, (b"accept-encoding", b"gzip")])
+    require_json([JSON, (b"content-encoding", b" Identity ")])
     for encoding in (b"gzip", b"br", b"identity, gzip", b"x"):
         with pytest.raises(ApiError) as caught:
-            reject_encoded([(b"content-encoding", encoding)])
+            require_json([JSON, (b"content-encoding", encoding)])
         assert (caught.value.status, caught.value.code) == (415, "unsupported_content_encoding")
+
+
+@pytest.mark.parametrize("others", [[], [(b"content-type", b"text/json")], [JSON, (b"content-type", b"text/plain")]])
+def test_body_that_is_not_only_json_is_415(others: Headers) -> None:
+    with pytest.raises(ApiError, match="send the header 'Content-Type: application/json'") as caught:
+        require_json(others)
+    assert (caught.value.status, caught.value.code) == (415, "unsupported_media_type")
 
 
 def config(listen: str, *, require_auth: bool = False, insecure: bool = False) -> CortexConfig:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.running_gateway import Cortex, eventually, running_cortex
+from cortex.running_gateway import JSON_HEADERS, Cortex, eventually, running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.api.model_list import model_list
@@ -244,7 +244,7 @@ async def test_unknown_models_create_no_new_series(cortex: Cortex) -> None:
 
 
 async def test_responses_on_one_connection_do_not_mix(cortex: Cortex) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client:
+    async with aiohttp.ClientSession(headers=JSON_HEADERS, connector=aiohttp.TCPConnector(limit=1)) as client:
         for _ in range(3):
             async with client.post(f"{cortex.url}/v1/chat/completions", data=b'{"model":"Org/M"}') as response:
                 assert (await response.json())["object"] == "chat.completion"

@@ -113,7 +113,10 @@ ENDLESS = {
     "trailer": (chunked(CHUNKED[:-2]) + b"X-A: ", b"a"),
     "chunks": (chunked(b""), b"1000\r\n" + b"a" * 4096 + b"\r\n"),
     "chunk": (chunked(b"7fffffffffffffff\r\n"), b"a"),
-    "body": (LINE + b"\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n", b"a"),
+    "body": (
+        LINE + b"\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1099511627776\r\n\r\n",
+        b"a",
+    ),
     "unread": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
     "nothing": (b"", b"\r\n"),
 }

@@ -10,7 +10,10 @@ from cortex.fake_node import FakeNode
 from cortex.raw_http import connected, read_response
 from cortex.running_gateway import Cortex, eventually, running_cortex
 
-HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\nContent-Length: %d\r\n\r\n"
+HEAD = (
+    b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 PATHS = (b"/v1/chat/completions", b"/v1/messages", b"/v1/messages/count_tokens")
 
 

@@ -16,7 +16,7 @@ _STATUS_TEXTS = {
     408: "the request body did not arrive in time",
     409: "the object exists already, or cannot be changed",
     413: "the request body is too large",
-    415: "the request body is compressed",
+    415: "the content type is not application/json, or the request body is compressed",
     422: "the model's chat template rejects the messages",
     429: "a rate limit or the budget of the key is exhausted",
     431: "the request head is too large",

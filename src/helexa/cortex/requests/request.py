@@ -27,7 +27,7 @@ from helexa.cortex.usage.token_limit import (
     read_token_limit,
 )
 from helexa.http.connections.client_disconnect import ClientDisconnected
-from helexa.http.connections.request_head import Headers, reject_encoded
+from helexa.http.connections.request_head import Headers, require_json
 
 MAX_JSON_BYTES = 256 << 10
 """Maximum length of the body of an administration request."""
@@ -244,9 +244,10 @@ async def read_json_body(receive: Receive, headers: Headers) -> bytes:
     """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
 
     Raises:
-        ApiError: 400 if the client disconnects, 408, 413 or 503 as for `read_body`, 415 if the body is compressed.
+        ApiError: 400 if the client disconnects, 408, 413 or 503 as for `read_body`, 415 if the
+            headers do not describe uncompressed JSON.
     """
-    reject_encoded(headers)
+    require_json(headers)
     try:
         return await read_body(receive, headers, MAX_JSON_BYTES)
     except ClientDisconnected:

@@ -21,7 +21,7 @@ from helexa.cortex.requests.request import read_body
 from helexa.cortex.routing.router import RETRY_OPEN, route
 from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientDisconnected
-from helexa.http.connections.request_head import reject_encoded, request_id
+from helexa.http.connections.request_head import request_id, require_json
 
 TIMEOUT_SECS = 5.0
 
@@ -42,7 +42,7 @@ async def _count(request: Request) -> bytes:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.authenticator.admit(headers)
-    reject_encoded(headers)
+    require_json(headers)
     with gateway.rate_limiter.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
         return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))

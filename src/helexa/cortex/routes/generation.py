@@ -18,7 +18,7 @@ from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.request import ClientRequest, read_body
 from helexa.cortex.serving.service import serve
 from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
-from helexa.http.connections.request_head import Headers, reject_encoded, request_id
+from helexa.http.connections.request_head import Headers, request_id, require_json
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")
@@ -45,7 +45,7 @@ class Generation:
         try:
             gateway.drain.check()
             record.principal = gateway.authenticator.admit(headers)
-            reject_encoded(headers)
+            require_json(headers)
             with gateway.rate_limiter.enter(record.principal) as permit:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()

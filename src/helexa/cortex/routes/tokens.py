@@ -29,7 +29,7 @@ from helexa.cortex.requests.rewrite import rewrite
 from helexa.cortex.routing.router import WarmRoute, route
 from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientDisconnected
-from helexa.http.connections.request_head import Headers, reject_encoded
+from helexa.http.connections.request_head import Headers, require_json
 
 TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
@@ -48,7 +48,7 @@ async def ask_tokenizer(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.authenticator.admit(headers)
-    reject_encoded(headers)
+    require_json(headers)
     with gateway.rate_limiter.enter(principal):
         try:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)

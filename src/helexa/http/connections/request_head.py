@@ -7,7 +7,7 @@ import re
 import httptools
 import orjson
 
-from helexa.core.errors import ApiError
+from helexa.core.errors import ApiError, unsupported_media_type
 
 Headers = list[tuple[bytes, bytes]]
 """Headers of a request or response: names in lower case, and values."""
@@ -28,15 +28,27 @@ def request_id(headers: Headers) -> str:
     return f"{random.getrandbits(128):032x}"  # must be unique, not secret
 
 
-def reject_encoded(headers: Headers) -> None:
-    """Reject a request whose body is compressed, because its decompressed size is not known in advance.
+def require_json(headers: Headers) -> None:
+    """Reject a request whose body is not JSON according to its headers, or is compressed.
+
+    The content type must be JSON, to block requests from web pages of other sites. Before a browser sends JSON for such
+    a page, it asks the server for permission (CORS preflight). For some other content types, and for a body without a
+    content type, it does not ask. A compressed body is rejected because its decompressed size is not known in advance.
 
     Raises:
-        ApiError: status 415, if the request has a `content-encoding` other than `identity`.
+        ApiError: status 415, if the request has no JSON `content-type`, or a `content-encoding` other than `identity`.
     """
+    content_types = [value for name, value in headers if name == b"content-type"]
+    if not content_types or not all(map(_is_json, content_types)):
+        raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise ApiError(415, "unsupported_content_encoding", "send the request body without a content-encoding")
+
+
+def _is_json(content_type: bytes) -> bool:
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return media_type == b"application/json" or media_type.endswith(b"+json")
 
 
 Framing = tuple[int | None, bool]
