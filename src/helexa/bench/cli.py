@@ -42,7 +42,7 @@ app = create_app("bench")
 
 
 def main() -> NoReturn:
-    """Run the command line and exit. Exit codes: 0 success, 1 failure, 2 wrong usage, 5 regression, 130 interrupted."""
+    """Run the command line and exit. Exit codes: 0 success, 1 failure, 2 wrong usage, 5 regression, 78 config."""
     try:
         code = create_app("helexa-bench")() or 0
         sys.stdout.flush()
@@ -53,7 +53,7 @@ def main() -> NoReturn:
         code = 1
     except HelexaError as error:
         print(f"helexa-bench: {error}", file=sys.stderr)
-        code = getattr(error, "exit_code", 1)
+        code = error.exit_code
     except ImportError as error:
         if (lack := missing_extra(error)) is None:
             raise

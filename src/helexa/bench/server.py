@@ -20,7 +20,7 @@ async def serve(database: Path, listen: Address, root_path: str = "", console_ur
         console_url: URL of a gateway's console, which the pages link to, or None.
 
     Raises:
-        HelexaError: the server cannot listen on the address.
+        ConfigError: the server cannot listen on the address.
     """
     with bind(listen) as bound:
         listener = Listener(create_app(database, root_path, console_url))

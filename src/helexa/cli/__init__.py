@@ -50,7 +50,8 @@ app.command("helexa.cli.commands.completion:completion", help="Print a shell's c
 def main() -> NoReturn:
     """Run the command line.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 gateway unreachable, 4 model not found, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 gateway unreachable, 4 model not found, 78 wrong configuration,
+    130 interrupted.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

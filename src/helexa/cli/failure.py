@@ -1,8 +1,9 @@
 """Errors of commands and their exit codes."""
 
-from helexa.core.errors import ConfigError, HelexaError, SourceError
+from helexa.core.errors import ConfigError, HelexaError, SourceError, UsageError
 
-USAGE = 2
+USAGE = UsageError.exit_code
+CONFIG = ConfigError.exit_code
 UNREACHABLE = 3
 MODEL_NOT_FOUND = 4
 
@@ -25,10 +26,4 @@ class CommandError(HelexaError):
 
 def exit_code(error: HelexaError) -> int:
     """Return the exit code with which a command ends if it failed with `error`."""
-    match error:
-        case SourceError():
-            return _SOURCE_CODES.get(error.kind, 1)
-        case ConfigError():
-            return USAGE
-        case _:
-            return getattr(error, "exit_code", 1)
+    return _SOURCE_CODES.get(error.kind, 1) if isinstance(error, SourceError) else error.exit_code

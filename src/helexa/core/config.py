@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 
-from helexa.core.errors import ConfigError
+from helexa.core.errors import ConfigError, UsageError
 from helexa.core.former_settings import FormerSetting, replace_former_settings
 from helexa.core.variables import Keys, overlay, set_value
 from helexa.core.version import __version__
@@ -82,6 +82,7 @@ def load(
     Raises:
         ConfigError: the file cannot be read, or a value is invalid. The message names the file, variable or option,
             the key, and the problem.
+        UsageError: the value of a command line option is invalid.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     environ = os.environ if environ is None else environ
@@ -103,7 +104,9 @@ def load(
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, schema, str(path or "environment"), overridden)) from None
+        message = _explain(error, schema, str(path or "environment"), overridden)
+        options = tuple(f"{name}: " for name, _ in (flags or {}).values())
+        raise UsageError(message) if message.startswith(options) else ConfigError(message) from None
 
 
 def read_secret(path: Path, name: str) -> SecretStr:
@@ -153,9 +156,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        raise ConfigError(f"{path}: no such file; create the file, or name another file with --config") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}; let the server's user read the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
 

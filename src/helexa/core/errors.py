@@ -2,6 +2,7 @@
 
 HelexaError            base class; the message is one line
   ConfigError          a configuration file or variable is wrong
+    UsageError         a command line option is wrong
   SourceError          a model source cannot be resolved or downloaded
   DoesNotFitError      a model needs more memory than is free
   TensorParallelError  a model cannot be divided among the requested number of ranks
@@ -16,11 +17,28 @@ _MAX_CHARS = 1000
 
 
 class HelexaError(Exception):
-    """Base class of errors that are shown to users. The message is one line that says what happened and what to do."""
+    """Base class of errors that are shown to users. The message is one line that says what happened and what to do.
+
+    Attributes:
+        exit_code: exit code of a command that fails with this error.
+    """
+
+    exit_code = 1
 
 
 class ConfigError(HelexaError):
-    """A configuration file or environment variable is wrong."""
+    """A configuration file or environment variable is wrong, or does not fit this machine.
+
+    The message names the file or variable, and the fix. The exit code is `EX_CONFIG` of BSD's sysexits.h.
+    """
+
+    exit_code = 78
+
+
+class UsageError(ConfigError):
+    """A command line option is wrong."""
+
+    exit_code = 2
 
 
 class SourceError(HelexaError):

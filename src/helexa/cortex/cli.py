@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError, UsageError
 from helexa.core.version import version_line
 from helexa.cortex.commands.api_client import GatewayApi
 
@@ -28,7 +28,6 @@ app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send no new re
 app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests and loads to a node again.")
 app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node and wait until its requests have ended.")
 
-EXIT_FAILED = 1
 _ID_COLUMNS = 40
 _DEFAULT_API = GatewayApi()
 
@@ -53,7 +52,6 @@ def serve(
     """
     from helexa.core import catalogue, logs, tracing
     from helexa.core.address import parse_address
-    from helexa.core.errors import ConfigError
     from helexa.cortex import server
     from helexa.cortex.access.exposure import check_exposure
     from helexa.cortex.config import load, log_unknown_variables
@@ -69,11 +67,14 @@ def serve(
         try:
             setattr(settings.gateway, name, parse_address(text))
         except ValueError as error:
-            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+            raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
     settings.gateway.insecure |= insecure
-    check_exposure(settings)
     try:
+        check_exposure(settings)
         run(server.serve(settings, catalogue.load(settings.models_config), config))
+    except ConfigError as error:
+        named = str(config) in str(error) or str(settings.models_config) in str(error)
+        raise error if named else ConfigError(f"{config}: {error}") from None
     finally:
         tracing.shut_down()
 
@@ -101,12 +102,12 @@ def status(
 
 
 def main() -> None:
-    """Run the `cortex` command."""
+    """Run the `cortex` command. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unreachable, 78 configuration."""
     try:
         app()
     except HelexaError as error:
         print(f"cortex: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", EXIT_FAILED))
+        sys.exit(error.exit_code)
 
 
 def _model_line(model: dict[str, Any]) -> str:

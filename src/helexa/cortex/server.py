@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from helexa.core.address import Address
 from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ConfigError
 from helexa.core.logs import tell
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
@@ -15,7 +18,7 @@ from helexa.cortex.config import CortexConfig
 from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.observability.metrics import Metrics, create_metrics_app
 from helexa.http.descriptor_limit import raise_descriptor_limit
-from helexa.http.listener import Listener, bind, collect_seldom, on_stop_signals
+from helexa.http.listener import AddressInUseError, Listener, bind, collect_seldom, on_stop_signals
 from helexa.http.service_manager import notify
 
 log = logging.getLogger(__name__)
@@ -33,14 +36,13 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
         path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
 
     Raises:
-        HelexaError: an address cannot be bound, or the ledger cannot be opened.
+        ConfigError: an address cannot be bound.
+        HelexaError: the ledger cannot be opened.
     """
     descriptors = raise_descriptor_limit()
     metrics = Metrics()
     with ExitStack() as sockets:
-        api, scrape = (
-            sockets.enter_context(bind(address)) for address in (config.gateway.listen, config.gateway.metrics_listen)
-        )
+        api, scrape = (sockets.enter_context(_bind(config, name)) for name in ("listen", "metrics_listen"))
         async with gateway.running(config, catalogue, metrics, path) as running_gateway:
             limits = running_gateway.connection_limits()
             listeners = [
@@ -58,6 +60,15 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
             await asyncio.gather(
                 *(listener.serve(sock) for listener, sock in zip(listeners, (api, scrape), strict=True))
             )
+
+
+def _bind(config: CortexConfig, name: Literal["listen", "metrics_listen"]) -> socket.socket:
+    try:
+        return bind(getattr(config.gateway, name))
+    except AddressInUseError as error:
+        raise ConfigError(f"{error}; end the process that uses the address, or change gateway.{name}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{error}; change gateway.{name}") from None
 
 
 class Shutdown:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connections.acceptor import Acceptor
 from helexa.http.connections.connection import Connection
@@ -31,7 +31,7 @@ _KEEP_ALIVE_SECS = 75
 _CANCEL_SECS = 1
 
 
-class AddressInUseError(HelexaError):
+class AddressInUseError(ConfigError):
     """Another process already listens on the address."""
 
 
@@ -132,7 +132,7 @@ def bind(address: tuple[str, int]) -> socket.socket:
 
     Raises:
         AddressInUseError: another process listens on the address.
-        HelexaError: the address is not available on this machine.
+        ConfigError: the address is not available on this machine.
     """
     host, port = address
     display_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -142,12 +142,12 @@ def bind(address: tuple[str, int]) -> socket.socket:
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         bound = socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
-        raise HelexaError(f"cannot listen on {display_address}: the host name is invalid") from None
+        raise ConfigError(f"cannot listen on {display_address}: the host name is invalid") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"cannot listen on {display_address}: {os.strerror(errno.EADDRINUSE)}") from None
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise HelexaError(f"cannot listen on {display_address}: {reason}") from None
+        raise ConfigError(f"cannot listen on {display_address}: {reason}") from None
     enable_tcp_keep_alive(bound)  # accepted connections inherit the setting
     return bound
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError, UsageError
 from helexa.core.extras import missing_extra
 from helexa.core.version import version_line
 from helexa.neuron.engine_flags import EngineFlags
@@ -25,12 +25,15 @@ ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
 def main() -> None:
-    """Run the `neuron` command. If it fails, print one line to stderr and exit with code 1."""
+    """Run the `neuron` command. If it fails, print one line to stderr.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 78 wrong configuration.
+    """
     try:
         app()
     except HelexaError as error:
         print(f"neuron: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(error.exit_code) from None
     except ImportError as error:
         if (lack := missing_extra(error)) is None:
             raise
@@ -112,7 +115,7 @@ def serve(
     settings = read_config(config, warn=warnings.append, flags=flags)
     names = [*models, *(model or ())]
     if engine.model_settings() and not names:
-        raise HelexaError("--quantization and --tool-call-parser need a model on the command line")
+        raise UsageError("--quantization and --tool-call-parser need a model on the command line")
     for name in names:
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel.model_validate({"model_id": name, **engine.model_settings()}))
@@ -133,7 +136,7 @@ def serve(
 
         run_member(group, settings)
         return
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings.host, settings.port, config)
     membership = None
     if group is not None:
         from helexa.neuron.host_group.membership import Membership
@@ -283,10 +286,15 @@ def _group_settings(settings: "NeuronConfig", hosts: int | None) -> "GroupSettin
     return None if settings.group is None else group_settings(settings.group, os.environ)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, config: Path | None) -> socket.socket:
     from helexa.http.listener import AddressInUseError, bind
 
+    place = f"port in {config}" if config is not None else "NEURON_PORT"
     try:
         return bind((host, port))
     except AddressInUseError:
-        raise HelexaError(f"port {port} is in use by another process; choose another with --port") from None
+        raise ConfigError(
+            f"port {port} is in use by another process; end that process, or choose another port with --port or {place}"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{error}; choose another address with --host, or host and {place}") from None

@@ -85,8 +85,8 @@ def test_text_output_has_origins_on_request(helexa, tmp_path):
     assert line.split("# ")[1] == f"{tmp_path / 'neuron.toml'}:1"
 
 
-def test_invalid_configuration_is_wrong_usage(helexa, tmp_path):
+def test_invalid_configuration_has_its_exit_code(helexa, tmp_path):
     (tmp_path / "neuron.toml").write_text("prot = 14000\n")
     result = helexa("config", "show", "node", "-c", str(tmp_path / "neuron.toml"))
-    assert (result.returncode, result.stdout) == (2, "")
+    assert (result.returncode, result.stdout) == (78, "")
     assert "did you mean 'port'?" in result.stderr

@@ -92,7 +92,7 @@ def test_port_in_use_is_an_error(helexa, environ, ports, option):
         number = str(listener.getsockname()[1])
         ports[ports.index(option) + 1] = number
         result = helexa("up", *ports)
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (78, "")
     hint = f"port {number} is already in use; stop what listens there, or choose another with {option}"
     assert result.stderr == f"helexa: {hint}\n"
     assert not Path(environ["XDG_STATE_HOME"]).exists()
@@ -105,17 +105,17 @@ def test_equal_ports_are_wrong_usage(helexa):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["--model", "no/such/name"], "'no/such/name' is not a model source"),
-        (["--model", "./missing.gguf"], "missing.gguf: no such file"),
-        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
-        (["--host", "a..b"], "cannot listen on a..b: the host name is invalid"),
+        (["--model", "no/such/name"], 1, "'no/such/name' is not a model source"),
+        (["--model", "./missing.gguf"], 1, "missing.gguf: no such file"),
+        (["--host", "192.0.2.1"], 78, "cannot listen on 192.0.2.1"),
+        (["--host", "a..b"], 78, "cannot listen on a..b: the host name is invalid"),
     ],
 )
-def test_invalid_model_or_host_is_rejected_before_start(helexa, ports, arguments, message):
+def test_invalid_model_or_host_is_rejected_before_start(helexa, ports, arguments, code, message):
     result = helexa("up", *ports, *arguments)
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (code, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -267,10 +267,10 @@ def test_sigterm_during_startup_ends_every_process(started, ports, smollm2_gguf)
 
 def test_exit_of_one_server_ends_the_other(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), *ports, CORTEX_ROUTING__AFFINITY="many") as process:
-        assert process.wait(60) == 1
+        assert process.wait(60) == 78
         lines = process.stderr.read().splitlines()
     assert any(line.startswith("cortex | ") and "CORTEX_ROUTING__AFFINITY" in line for line in lines)
-    assert lines[-1].startswith("helexa: cortex ended with exit code 1; its log is ")
+    assert lines[-1].startswith("helexa: cortex ended with exit code 78; its log is ")
     assert not started.running()
 
 

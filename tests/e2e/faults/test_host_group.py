@@ -57,14 +57,14 @@ class Hosts:
         self._resources.callback(self.stop, process)
         return process
 
-    def fail(self, host: int, secret: str = "secret", **changes: str) -> str:
-        """Start a node that must fail, and return its standard error."""
+    def fail(self, host: int, secret: str = "secret", *, code: int = 1, **changes: str) -> str:
+        """Start a node that must fail with the exit code `code`, and return the last line of its standard error."""
         environment = {**self.environment(host, secret), **changes}
         environment = {name: value for name, value in environment.items() if value}
         run = subprocess.run(
             self.command(host), env=environment, capture_output=True, text=True, timeout=60, check=False
         )
-        assert run.returncode == 1
+        assert run.returncode == code
         return run.stderr.splitlines()[-1]
 
     def stop(self, process: psutil.Popen) -> None:
@@ -112,7 +112,7 @@ def hosts(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_host_without_a_number_exits_with_one_line(hosts: Hosts) -> None:
-    assert "the host group has no rank; set [group] rank or RANK" in hosts.fail(1, RANK="")
+    assert "the host group has no rank; set [group] rank or RANK" in hosts.fail(1, code=78, RANK="")
 
 
 async def test_second_host_may_restart_while_the_first_serves(hosts: Hosts) -> None:

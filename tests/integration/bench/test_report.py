@@ -50,15 +50,15 @@ def test_too_few_samples_message_names_the_minimum():
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, code, message",
     [
-        (["compare", "nosuch", "@beast"], "no build is called 'nosuch'"),
-        (["compare", "@beast", "@closet", "--metric", "speed"], "no metric is called 'speed'"),
-        (["serve", "--listen", "nowhere"], "is not an address"),
+        (["compare", "nosuch", "@beast"], 1, "no build is called 'nosuch'"),
+        (["compare", "@beast", "@closet", "--metric", "speed"], 1, "no metric is called 'speed'"),
+        (["serve", "--listen", "nowhere"], 2, "is not an address"),
     ],
 )
-def test_usage_errors_are_one_line(past, arguments, message):
+def test_usage_errors_are_one_line(past, arguments, code, message):
     failed = run_bench(*arguments, "--db", str(past))
-    assert failed.returncode == 1
+    assert failed.returncode == code
     assert message in failed.stderr
     assert failed.stderr.count("\n") == 1

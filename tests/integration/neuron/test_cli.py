@@ -17,8 +17,8 @@ from helexa.neuron import cli
         (["serve", "--log-format", "xml"], {}, 2, "json"),
         (["smoke", "--ranks", "1"], {}, 2, "Must be >= 2"),
         (["--tp-smoke", "--tp-size", "1"], {}, 2, "Must be >= 2"),
-        ([], {"HELEXA_LOG_FORMAT": "xml"}, 1, "HELEXA_LOG_FORMAT is 'xml', expected one of text, json"),
-        ([], {"HELEXA_LOG": "loud"}, 1, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
+        ([], {"HELEXA_LOG_FORMAT": "xml"}, 78, "HELEXA_LOG_FORMAT is 'xml', expected one of text, json"),
+        ([], {"HELEXA_LOG": "loud"}, 78, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
     ],
 )
 def test_usage_error_is_one_message(

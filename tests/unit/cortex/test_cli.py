@@ -164,32 +164,22 @@ async def test_drain_finishes_running_streams_unless_a_second_signal_ends_them(
     await eventually(lambda: node.speaking == 0)
 
 
-async def test_used_port_prints_one_line_and_exits_with_code_1(config: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        for option in ("--listen", "--metrics-listen"):
-            code, out, err = await run("serve", "--config", str(config), option, address)
-            assert (code, out) == (1, "")
-            assert err.splitlines()[-1] == f"cortex: cannot listen on {address}: Address already in use"
-            assert "Traceback" not in err
-
-
-async def test_config_error_prints_one_line_and_exits_with_code_1(config: Path, tmp_path: Path) -> None:
-    assert await run("serve", cwd=Path("/")) == (1, "", "cortex: cortex.toml: no such file\n")
-    code, _, err = await run("serve", "-c", str(config), "--listen", "here")
-    assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
+async def test_config_error_prints_one_line(config: Path, tmp_path: Path) -> None:
+    code, out, err = await run("serve", cwd=Path("/"))
+    assert (code, out, err.partition(";")[0]) == (78, "", "cortex: cortex.toml: no such file")
     code, _, err = await run("serve", "-c", str(config), "--insecure", "--listen", "a..b:1")
-    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: the host name is invalid")
+    problem = "cannot listen on a..b:1: the host name is invalid; change gateway.listen"
+    assert (code, err.splitlines()[-1]) == (78, f"cortex: {config}: {problem}")
     assert "Traceback" not in err
     (tmp_path / "models.toml").write_text("nonsense")
     code, _, err = await run("serve", "-c", str(config))
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (78, 1)
     assert "models.toml" in err
 
 
 async def test_listening_on_a_network_requires_keys_or_insecure(config: Path) -> None:
     code, out, err = await run("serve", "-c", str(config), "--listen", "0.0.0.0:0")
-    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert (code, out, err.count("\n")) == (78, "", 1)
     for remedy in ("127.0.0.1", "entitlements.require_auth", "--insecure"):
         assert remedy in err
     for options, variables in (

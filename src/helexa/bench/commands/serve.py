@@ -26,7 +26,7 @@ def serve(
     from helexa.bench import server
     from helexa.core import logs
     from helexa.core.address import Address, parse_address
-    from helexa.core.errors import ConfigError
+    from helexa.core.errors import ConfigError, UsageError
     from helexa.http.loop import run
 
     logs.configure(log_format)
@@ -36,6 +36,6 @@ def serve(
     try:
         address = settings.api.listen if listen is None else parse_address(listen)
     except ValueError as error:
-        raise ConfigError(f"--listen: {error}") from None
+        raise UsageError(f"--listen: {error}") from None
     assert isinstance(address, Address)
     run(server.serve(db or settings.bench.db_path, address, settings.api.root_path, settings.api.console_url))

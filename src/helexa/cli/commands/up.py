@@ -15,7 +15,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from helexa.cli.commands.completion import ModelName
-from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.failure import CONFIG, USAGE, CommandError
 from helexa.cli.flags import LocalEngineFlags
 from helexa.cli.gateway import DEFAULT_URL, Gateway
 from helexa.cli.local.api_key import checked_key, generated_key
@@ -135,13 +135,13 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except UnicodeError:
-            raise CommandError(f"cannot listen on {address}: the host name is invalid") from None
+            raise CommandError(f"cannot listen on {address}: the host name is invalid", CONFIG) from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"
             else:
                 reason = f"cannot listen on {address} port {port}: {error.strerror}"
-            raise CommandError(reason) from None
+            raise CommandError(reason, CONFIG) from None
 
 
 def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:

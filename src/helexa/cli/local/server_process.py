@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from helexa.cli.failure import CONFIG
 from helexa.cli.local import parent_death
 from helexa.cli.terminal import printable
 
@@ -59,6 +60,10 @@ class Child:
         code = self._process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}"
+
+    def exit_code(self) -> int:
+        """Return the exit code of a command that fails because this process has ended."""
+        return CONFIG if self._process.returncode == CONFIG else 1
 
     def tail(self, lines: int) -> list[str]:
         """Return the last `lines` non-empty lines of the log file, without control characters."""

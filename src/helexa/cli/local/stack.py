@@ -62,7 +62,7 @@ class Stack:
                 if not self._verbose:
                     for line in child.tail(_TAIL_LINES):
                         note(f"{child.name} | {line}")
-                raise CommandError(f"{child.ending()}; its log is {child.log}")
+                raise CommandError(f"{child.ending()}; its log is {child.log}", child.exit_code())
         return True
 
     def _end(self, child: Child) -> None:

@@ -1,6 +1,6 @@
 """Parsing and formatting of durations such as `90s`, `15m`, `24h`, `30d` and `2w`."""
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import UsageError
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -9,11 +9,11 @@ def parse_duration(text: str) -> int:
     """Parse a duration such as `15m`, and return its number of seconds.
 
     Raises:
-        HelexaError: the text is not a duration.
+        UsageError: the text is not a duration.
     """
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdigit() and unit in _UNITS and 0 < int(number) < 10**6):
-        raise HelexaError(f"'{text[:40]}' is not a duration; write it like 90s, 15m, 24h, 30d or 2w")
+        raise UsageError(f"'{text[:40]}' is not a duration; write it like 90s, 15m, 24h, 30d or 2w")
     return int(number) * _UNITS[unit]
 
 

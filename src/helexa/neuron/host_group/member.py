@@ -8,7 +8,7 @@ from types import FrameType
 
 import psutil
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.code_version import code_version
 from helexa.neuron.config import NeuronConfig
@@ -43,7 +43,10 @@ def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
     try:
         listener = bind((settings.own.address, settings.own.port))
     except AddressInUseError:
-        raise HelexaError(f"port {settings.own.port} of {settings.own.address} is in use by another process") from None
+        raise ConfigError(
+            f"port {settings.own.port} of {settings.own.address} is in use by another process; end that process, or "
+            "set another [group] master_port on all hosts"
+        ) from None
     with listener:
         accepting = threading.Thread(target=accept_engines, args=(listener, settings.secret, stages), daemon=True)
         accepting.start()

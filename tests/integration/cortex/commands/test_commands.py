@@ -215,7 +215,7 @@ async def test_check_prints_the_error(tmp_path: Path, text: str, message: str) -
     path = tmp_path / "cortex.toml"
     path.write_text(text)
     code, out, err = await run("check", "-c", str(path))
-    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert (code, out, err.count("\n")) == (78, "", 1)
     assert message in err
 
 

@@ -97,27 +97,28 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "expected", "message"),
     [
-        (["create", "--account", "a b"], "account_id: "),
-        (["create", "--account", "a", "--window", "soon"], "'soon' is not a duration"),
-        (["create", "--account", "a", "--expires", "0d"], "'0d' is not a duration"),
-        (["create", "--account", "a", "--cap", "-1"], "hard_cap: "),
-        (["create", "--account", "a", "--key-id", "ops"], "is defined in cortex.toml"),
-        (["revoke", "ops"], "is defined in cortex.toml"),
-        (["revoke", "nobody"], "key 'nobody' not found"),
+        (["create", "--account", "a b"], 1, "account_id: "),
+        (["create", "--account", "a", "--window", "soon"], 2, "'soon' is not a duration"),
+        (["create", "--account", "a", "--expires", "0d"], 2, "'0d' is not a duration"),
+        (["create", "--account", "a", "--cap", "-1"], 1, "hard_cap: "),
+        (["create", "--account", "a", "--key-id", "ops"], 1, "is defined in cortex.toml"),
+        (["revoke", "ops"], 1, "is defined in cortex.toml"),
+        (["revoke", "nobody"], 1, "key 'nobody' not found"),
     ],
 )
-async def test_errors_print_one_line_and_exit_with_1(config: str, arguments: list[str], message: str) -> None:
+async def test_errors_print_one_line(config: str, arguments: list[str], expected: int, message: str) -> None:
     code, out, err = await run("keys", *arguments, "-c", config)
-    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert (code, out, err.count("\n")) == (expected, "", 1)
     assert message in err
 
 
 async def test_missing_database_prints_one_line_without_the_password(tmp_path: Path) -> None:
     path = tmp_path / "cortex.toml"
-    for url in ("postgresql://me:pa55@127.0.0.1:9/x", "mysql://me:pa55@h/x", f"sqlite:{tmp_path}"):
+    urls = {"postgresql://me:pa55@127.0.0.1:9/x": 1, "mysql://me:pa55@h/x": 78, f"sqlite:{tmp_path}": 1}
+    for url, expected in urls.items():
         path.write_text(f'[ledger]\nurl = "{url}"\n')
         code, out, err = await run("keys", "list", "-c", str(path))
-        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert (code, out, err.count("\n")) == (expected, "", 1)
         assert "pa55" not in err

@@ -1,6 +1,6 @@
 """Opens the database at the ledger's URL."""
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError
 from helexa.cortex.ledger.storage.database import Database
 from helexa.cortex.ledger.storage.sqlite import open_sqlite
 
@@ -9,7 +9,7 @@ async def open_database(url: str) -> Database:
     """Open `sqlite:PATH` or `postgresql://...` without migrating the tables.
 
     Raises:
-        HelexaError: the URL has another scheme, or the driver is not installed.
+        ConfigError: the URL has another scheme, or the driver is not installed.
         DatabaseError: the database cannot be reached.
     """
     scheme, _, location = url.partition(":")
@@ -20,4 +20,4 @@ async def open_database(url: str) -> Database:
 
         return await open_postgres(url)
     # The message omits the URL, which may contain a password.
-    raise HelexaError("the ledger's url is neither sqlite:PATH nor postgresql://...")
+    raise ConfigError("ledger.url is neither sqlite:PATH nor postgresql://...")

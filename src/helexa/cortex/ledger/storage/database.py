@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError
 
 Row = dict[str, Any]
 Args = Sequence[Any]
@@ -108,7 +108,7 @@ class Database(ABC):
         """Create or upgrade the tables. Several processes may call this at the same time.
 
         Raises:
-            HelexaError: a newer version of helexa created or upgraded the database.
+            ConfigError: a newer version of helexa created or upgraded the database.
         """
         known_migrations = _migrations()
         async with self.transaction() as sql:
@@ -121,7 +121,7 @@ class Database(ABC):
             )
             applied_versions = {row["version"] for row in await sql.fetch("SELECT version FROM migrations")}
             if unknown_versions := applied_versions - known_migrations.keys():
-                raise HelexaError(
+                raise ConfigError(
                     f"the ledger's database is at version {max(unknown_versions)}, newer than this helexa knows "
                     f"({max(known_migrations)}); upgrade helexa"
                 )

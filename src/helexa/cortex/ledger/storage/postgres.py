@@ -6,13 +6,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Row, Sql, Step
 
 try:
     import asyncpg
 except ImportError as error:
-    raise HelexaError("a ledger in PostgreSQL needs asyncpg: pip install 'helexa[postgres]'") from error
+    raise ConfigError("a ledger in PostgreSQL needs asyncpg: pip install 'helexa[postgres]'") from error
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
