@@ -18,9 +18,10 @@ INLINE uint32_t pair_at(const bfloat16 *from) {
     return pair;
 }
 
-/* out [rows, tiles] = x [rows, columns] times `tiles` adjacent tiles, for the slice of lanes from `lane` on. */
-INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t lane,
-                           const int rows, const int tiles) {
+/* out [rows, tiles] = x [rows, columns] times `tiles` adjacent tiles, for the slice of lanes from `lane` on. Prefetch
+ * the weights that are `ahead` bytes after the read ones, unless `ahead` is 0. */
+INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
+                           int64_t lane, const int rows, const int tiles) {
     slice even[MAX_ROWS][MAX_TILES], odd[MAX_ROWS][MAX_TILES];
     for (int r = 0; r < rows; r++)
         for (int t = 0; t < tiles; t++) even[r][t] = odd[r][t] = (slice){0};
@@ -30,6 +31,10 @@ INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t colu
         for (int t = 0; t < tiles; t++) {
             first[t] = slice_load(tile + t * columns * LANES);
             second[t] = slice_load(tile + t * columns * LANES + 2 * LANES);
+            if (ahead) {
+                const uint8_t *later = (const uint8_t *)(tile + t * columns * LANES) + ahead;
+                __builtin_prefetch(later), __builtin_prefetch(later + 64);
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -45,19 +50,19 @@ INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t colu
         }
 }
 
-INLINE void multiply_tiles(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, const int rows,
-                           const int tiles) {
-    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, lane, rows, tiles);
+INLINE void multiply_tiles(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
+                           const int rows, const int tiles) {
+    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, ahead, lane, rows, tiles);
 }
 
 #define ROWS(COUNT) \
     case COUNT: \
-        if (tiles == MAX_TILES) multiply_tiles(tile, x, columns, out, COUNT, MAX_TILES); \
-        else multiply_tiles(tile, x, columns, out, COUNT, 1); \
+        if (tiles == MAX_TILES) multiply_tiles(tile, x, columns, out, ahead, COUNT, MAX_TILES); \
+        else multiply_tiles(tile, x, columns, out, ahead, COUNT, 1); \
         return;
 
-static void multiply_any(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t rows,
-                         int64_t tiles) {
+static void multiply_any(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
+                         int64_t rows, int64_t tiles) {
     switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
 
@@ -81,7 +86,8 @@ KERNEL(multiply_plain, item) {
         if (a->bias) memcpy(offset, a->bias + tile * LANES, count * sizeof *a->bias);
         for (int64_t row = begin; row < end; row += MAX_ROWS) {
             int64_t together = end - row < MAX_ROWS ? end - row : MAX_ROWS;
-            multiply_any(weights + tile * LANES * columns, a->x + row * columns, columns, sums, together, width);
+            int64_t ahead = row > begin ? 0 : width > 1 ? width * columns * LANES * (int64_t)sizeof *weights : AHEAD;
+            multiply_any(weights + tile * LANES * columns, a->x + row * columns, columns, sums, ahead, together, width);
             for (int64_t r = 0; r < together; r++) {
                 lanes values[MAX_TILES];
                 for (int64_t t = 0; t < width; t++) values[t] = sums[r * width + t] + offset[t];

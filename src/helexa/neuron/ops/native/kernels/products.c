@@ -79,7 +79,8 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *con
 }
 
 /* Multiply `rows` rows of x by `tiles` tiles, for the slice of lanes from `lane` on, and write `sums` [rows, tiles].
- * The tiles are `distance` bytes apart. The blocks of `stride` rows of x are interleaved. */
+ * The tiles are `distance` bytes apart. The blocks of `stride` rows of x are interleaved. Prefetch the weights that are
+ * `ahead` bytes after the read ones, unless `ahead` is 0. */
 INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                            int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
                            int64_t lane) {
@@ -93,9 +94,10 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         for (int t = 0; t < tiles; t++) {
             from[t] = lane_codes(f, tile + t * distance, g, lane);
             unpack_scales(f, tile + t * distance, g, lane, scale[t], minimum[t]);
-            if (ahead)
-                for (int64_t line = 0; line < code_bytes(f) + scale_bytes(f); line += 64)
-                    __builtin_prefetch(from[t] + ahead + line);
+            if (ahead) {
+                const uint8_t *later = tile + t * distance + ahead + g * group_bytes(f);
+                for (int64_t line = 0; line < group_bytes(f); line += 64) __builtin_prefetch(later + line);
+            }
         }
         if (f.group == GROUP) {
             dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles);
@@ -195,7 +197,7 @@ KERNEL(multiply, item) {
             for (int64_t r = 0; r < together; r++) /* prefetch the output while the product runs */
                 for (int64_t t = 0; t < width; t++)
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
-            int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* hardware prefetches one stream */
+            int64_t ahead = row > begin ? 0 : width > 1 ? width * bytes : AHEAD;
             multiply_any(number, a->matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together,
                          width, ahead);
             for (int64_t t = 0; t < width; t++) {

@@ -47,11 +47,13 @@ INLINE int64_t scale_bytes(const format f) {
 
 INLINE int64_t stretch_bytes(const format f) { return 64 + STRETCH_GROUPS * (code_bytes(f) + scale_bytes(f)); }
 
-/* Return the number of bytes of a tile of `columns` columns. */
-INLINE int64_t tile_bytes(const format f, int64_t columns) {
-    int64_t groups = columns / GROUP;
-    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / STRETCH_GROUPS * stretch_bytes(f);
+/* Return the mean number of bytes of a group, with its share of the units of a stretch. */
+INLINE int64_t group_bytes(const format f) {
+    return f.levels == 1 ? code_bytes(f) + scale_bytes(f) : stretch_bytes(f) / STRETCH_GROUPS;
 }
+
+/* Return the number of bytes of a tile of `columns` columns. */
+INLINE int64_t tile_bytes(const format f, int64_t columns) { return columns / GROUP * group_bytes(f); }
 
 /* Return the address of the codes of group `g` of a tile. */
 INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
