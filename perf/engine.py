@@ -1,7 +1,8 @@
 """Measure helexa's engine alone, in one process without a server: decode rates and prefill rates, as JSON lines.
 
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
-           [--dtype auto] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1] [--repetition-penalty 1]
+           [--dtype auto] [--quant FORMAT] [--activations auto] [--kv-dtype auto] [--tensor-parallel 1]
+           [--repetition-penalty 1]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). There are
 two kinds of rows:
@@ -147,14 +148,14 @@ class Engine:
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--dtype", default="auto")
+    command.add_argument("--quant", default="", help="format to which unquantized weights are quantized")
     command.add_argument("--activations", default="auto")
     command.add_argument("--kv-dtype", default="auto")
     command.add_argument("--tensor-parallel", type=int, default=1, help="ranks, each with --threads threads")
     command.add_argument("--repetition-penalty", type=float, default=1.0)
     arguments = command.parse_args()
-    wanted = {
-        name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads", "tensor_parallel")
-    }
+    names = ("dtype", "quant", "activations", "kv_dtype", "threads", "tensor_parallel")
+    wanted = {name: getattr(arguments, name) for name in names}
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:

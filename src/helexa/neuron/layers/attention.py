@@ -1,6 +1,5 @@
 """Grouped-query attention over the paged KV cache."""
 
-import torch
 from torch import Tensor
 
 from helexa.neuron.layers.loader import Loader
@@ -85,16 +84,16 @@ class Attention:
         Returns:
             [T, H], or [S, H] if `rows` is given.
         """
-        gate = None
+        gated = None
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
         if self._gated_q is not None:
-            query, gate = self._gated_q(x).view(x.shape[0], self._heads, 2, self._head_dim).unbind(2)
-            qkv = torch.cat((query, qkv), dim=1)
+            gated = self._gated_q(x).view(x.shape[0], self._heads, 2, self._head_dim)
+            qkv = self._ops.join_queries(gated, qkv)
         tables = step.tables(self._rope)
         queries = self._ops.rotate_store(qkv, self._heads, tables, cache, step.batch.slots, self._norms)
         out = self._ops.attend(queries, cache, step.batch, self._kind)
-        if gate is not None:
-            out = out * gate.sigmoid()
+        if gated is not None:
+            out = self._ops.gate_heads(out, gated)
         out = out.view(x.shape[0], -1)
         if rows is not None:
             out = self._ops.choose_rows(out, rows)

@@ -270,6 +270,23 @@ class Ops(ABC):
         """
         ...
 
+    def join_queries(self, gated: Tensor, kv: Tensor) -> Tensor:
+        """Return the argument `qkv` of `rotate_store`, [T, heads + 2 * kv_heads, D], of attention with output gates.
+
+        Args:
+            gated: [T, heads, 2, D], the query and then the gate of each head.
+            kv: [T, 2 * kv_heads, D], the key heads and value heads.
+        """
+        return torch.cat((gated[:, :, 0], kv), dim=1)
+
+    def gate_heads(self, x: Tensor, gated: Tensor) -> Tensor:
+        """Return `x * sigmoid(gate)` for x [T, heads, D], which may be changed in place.
+
+        Args:
+            gated: [T, heads, 2, D], the query and then the gate of each head.
+        """
+        return x * gated[:, :, 1].sigmoid()
+
     @abstractmethod
     def mixture(
         self,

@@ -17,6 +17,7 @@ from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.ops.native.native import NativeOps
 
 TOKENS = 24
 PROMPTS = [
@@ -24,8 +25,9 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+@pytest.fixture(scope="module", params=["reference", "native"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """A model with random weights, on plain torch in float32, and on the native kernels with captured graphs."""
     folder = tmp_path_factory.mktemp("hybrid")
     config = AutoConfig.for_model(
         "qwen3_5_text",
@@ -51,7 +53,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
             elif "A_log" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    yield load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
+    dtype = "float32" if request.param == "reference" else "auto"
+    runner = load_once(folder, EngineOptions(dtype=dtype, kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
+    assert (runner.ops.name == NativeOps.name) == (request.param == "native")
+    yield runner
+    if isinstance(runner.ops, NativeOps):
+        assert runner.ops._graphs.complete, "the steps ran without graphs"
 
 
 def scheduler(runner: Runner, **options: Any) -> Scheduler:
@@ -69,6 +76,7 @@ def test_scheduling_keeps_the_tokens(runner: Runner, expected_tokens: list[list[
     assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
 
 
+@pytest.mark.parametrize("runner", ["reference"], indirect=True)  # native kernels never overlap steps
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
 def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
     overlapping = scheduler(runner, speculation=False, **options)

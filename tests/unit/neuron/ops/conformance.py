@@ -6,6 +6,7 @@ To test a new implementation, subclass `Conformance` and define the fixture `ops
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,17 @@ from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity, Span
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
-from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.delta.delta_rule import DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.ranks.rank_group import SINGLE
 from helexa.neuron.ops.ranks.shared_memory import SharedMemory
 from helexa.neuron.ops.ranks.shares import RowRange, Shares
-from helexa.neuron.ops.reference.reference import ACTIVATIONS, GATES
+from helexa.neuron.ops.reference.reference import ACTIVATIONS, GATES, RmsNorm
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import FORMS
 from helexa.neuron.weights.quantization.quantize import quantize
@@ -351,21 +353,60 @@ class Conformance(CacheConformance):
             eps=EPS,
         )
         rule, widths = ops.delta_rule(sizes, weights), (sizes.mixed, sizes.values, 4, 4)
+
         first, second = torch.randn(9, sum(widths)), torch.randn(9, sum(widths))
         one_step_cache, several_steps_cache = rule.new_cache(3), rule.new_cache(3)
         batch = paging.batch_of([_in_slot(1, 0, 9, 2)], CAPACITY)
-        expected = rule(*first.split(widths, -1), one_step_cache, batch, None)
+
+        def apply(rows: Tensor, cache: DeltaCache, batch: Batch, wanted: Tensor | None) -> Tensor:
+            return ops.run(lambda batch: rule(*rows.split(widths, -1), cache, batch, wanted), batch, False)
+
+        expected = apply(first, one_step_cache, batch, None)
         outputs: list[Tensor] = []
         for start, end in ((0, 5), (5, 6), (6, 9)):
             plan = [_in_slot(1, start, end - start, 0), _in_slot(2, start, end - start, 1)]
             batch = paging.batch_of(plan, CAPACITY)
             rows = torch.empty(len(batch.tokens), sum(widths))
             rows[batch.tokens == 1], rows[batch.tokens == 2] = first[start:end], second[start:end]
-            wanted_rows = (batch.tokens == 1).nonzero().flatten()
-            outputs.append(rule(*rows.split(widths, -1), several_steps_cache, batch, wanted_rows))
+            wanted_rows = (batch.tokens == 1).nonzero().flatten().int()
+            outputs.append(apply(rows, several_steps_cache, batch, wanted_rows))
         self.near(torch.cat(outputs), expected, 10 * self.tolerance)
         self.near(several_steps_cache.state[0], one_step_cache.state[2], 10 * self.tolerance)
         assert not torch.equal(several_steps_cache.state[1], one_step_cache.state[2])
+
+    @pytest.mark.parametrize("value_dim", [64, 48])
+    def test_delta_rule_equals_plain_torch(self, ops: Ops, value_dim: int) -> None:
+        """The second batch has a decode row, a decode row with drafts, and the first rows of a sequence."""
+        sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=value_dim, kernel=4)
+        weights = DeltaWeights(
+            kernel=torch.randn(4, sizes.mixed) / 2,
+            rate=torch.rand(4),
+            bias=torch.randn(4),
+            norm=torch.rand(value_dim),
+            eps=EPS,
+        )
+        plain = DeltaRule(sizes, weights, RmsNorm(weights.norm, EPS, torch.float32), torch.device("cpu"))
+        rule, widths = ops.delta_rule(sizes, weights), (sizes.mixed, sizes.values, 4, 4)
+        caches = plain.new_cache(4), rule.new_cache(4)
+        for memory in (caches[1].conv, caches[1].state):
+            memory.fill_(torch.nan)
+        prompts = [Span(0, 1, 0, 1, 1), Span(1, 3, 0, 2, 0), Span(3, 21, 0, 18, 2)]
+        for spans in (prompts, [Span(0, 1, 18, 1, 2), Span(1, 6, 2, 2, 0), Span(6, 80, 0, 74, 3)]):
+            inputs = torch.randn(spans[-1].stop, sum(widths)).split(widths, -1)
+            batch = paging.batch_of_spans(spans)
+            for wanted in (None, torch.tensor([19, 0, 5], dtype=torch.int32)):
+                states = [cache.clone() for cache in caches]
+                expected = plain(*inputs, states[0], batch, wanted)
+                call = partial(rule, *inputs, states[1], rows=wanted)
+                self.near(ops.run(lambda batch, call=call: call(batch=batch), batch, False), expected, 1e-4)
+            caches = states[0], states[1]
+            for slot in {span.slot for span in spans}:
+                self.near(caches[1].state[slot], caches[0].state[slot], 1e-5)
+
+    def test_attention_with_output_gates(self, ops: Ops) -> None:
+        gated, kv, x = torch.randn(5, 4, 2, 64), torch.randn(5, 4, 64), torch.randn(5, 4, 64)
+        assert torch.equal(ops.join_queries(gated, kv), torch.cat((gated[:, :, 0], kv), 1))
+        self.near(ops.gate_heads(x.clone(), gated), x.double() * gated[:, :, 1].double().sigmoid())
 
     def test_state_bytes_equal_size_of_a_slot(self, ops: Ops) -> None:
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)

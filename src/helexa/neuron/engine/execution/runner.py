@@ -172,7 +172,8 @@ class Runner:
         if batch.pooled:
             hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
-        use_graph = model.capturable and batch.embeddings is None and batch.positions.dim() == 1
+        capturable = model.capturable or self.ops.captures_state
+        use_graph = capturable and batch.embeddings is None and batch.positions.dim() == 1
         use_graph = use_graph and self._is_whole_model  # hidden states are exchanged in the middle of a pass
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None

@@ -67,7 +67,13 @@ class Graphs:
             tensors = (value for value in arguments.values() if isinstance(value, Tensor))
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
-    def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        samples: int,
+        forward: Callable[[], Tensor],
+        save_states: Callable[[], Callable[[], None]],
+    ) -> Tensor:
         """Return the result of `forward`, by replay of a captured graph if possible. The next call may overwrite it.
 
         Args:
@@ -75,9 +81,11 @@ class Graphs:
                 same in every run.
             samples: number of rows of the result, for which the engine samples tokens.
             forward: function that runs the forward pass and returns logits.
+            save_states: function that saves the recurrent states, which a forward pass changes, and returns a function
+                that restores them.
         """
         if self._complete is None and samples:
-            self._complete = self._check(inputs, forward)
+            self._complete = self._check(inputs, forward, save_states())
         if not self._complete:
             return forward()
         rows = inputs[0].shape[0]
@@ -102,7 +110,9 @@ class Graphs:
         while self.call_bytes > _MAX_BYTES:
             self._graphs.popitem(last=False)
 
-    def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
+    def _check(
+        self, inputs: Sequence[Tensor], forward: Callable[[], Tensor], restore_states: Callable[[], None]
+    ) -> bool:
         """Return whether the replay of a captured graph computes the same result as `forward`.
 
         If the model also computes outside the native kernels, the graph lacks this work. To make the result of the
@@ -116,6 +126,7 @@ class Graphs:
         graph, result = self._capture(forward)
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value)
+        restore_states()
         self._library.run(graph.calls)
         return torch.equal(result, expected)
 

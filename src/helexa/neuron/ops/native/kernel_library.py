@@ -37,6 +37,7 @@ _POINTEES = {
     "int64_t": torch.int64,
     "tile": torch.int64,
     "split": torch.int64,
+    "span": torch.int64,
     "void": None,  # a pointer to any type
 }
 

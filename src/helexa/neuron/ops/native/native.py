@@ -19,12 +19,14 @@ from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, MIXED, PAGE_SIZE
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention_plan import AttentionPlan
 from helexa.neuron.ops.native.captured_graph import Graphs
+from helexa.neuron.ops.native.delta import NativeDelta, SpanList
 from helexa.neuron.ops.native.frame_attention import attend_frames
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.launcher import ACTIVATIONS, NO_WINDOW, Launcher
@@ -76,7 +78,7 @@ class NativeOps(Ops):
             quantised=True,
             joins=False,
             tabled=False,
-            captures_state=False,
+            captures_state=True,
             gathers=False,
         )
         library.start_threads(threads)
@@ -89,6 +91,8 @@ class NativeOps(Ops):
         self.x_bits = x_bits
         self._batch: Batch | None = None
         self._plans: dict[int, AttentionPlan] = {}  # key: query heads per KV head
+        self._spans = SpanList()
+        self._states: list[DeltaCache] = []  # of the layers with native kernels
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -263,6 +267,20 @@ class NativeOps(Ops):
         )
         return queries
 
+    def join_queries(self, gated: Tensor, kv: Tensor) -> Tensor:
+        """Return the argument `qkv` of `rotate_store`, of attention with output gates (see `Ops.join_queries`)."""
+        (rows, heads, _, dim), both = gated.shape, kv.shape[1]
+        qkv = self._take(rows, heads + both, dim)
+        size = {"rows": rows, "heads": heads, "kv_heads": both // 2, "dim": dim}
+        self._launch("join_queries", gated=gated, kv=kv, qkv=qkv, **size)
+        return qkv
+
+    def gate_heads(self, x: Tensor, gated: Tensor) -> Tensor:
+        """Return `x * sigmoid(gate)` for x [T, heads, D], which is changed in place (see `Ops.gate_heads`)."""
+        rows, heads, dim = x.shape
+        self._launch("gate_heads", x=x, gated=gated, rows=rows, heads=heads, dim=dim)
+        return x
+
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
         """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
         return self._launcher.gate_mul(gate_up, gate)
@@ -295,8 +313,11 @@ class NativeOps(Ops):
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         """Return an operator that computes a Gated DeltaNet layer without its input and output projections.
 
-        The operator uses plain torch, except for the native RMS norm.
+        If `NativeDelta.fits(sizes)` is False, the operator uses plain torch, except for the native RMS norm.
         """
+        if NativeDelta.fits(sizes):
+            return NativeDelta(self._launcher, sizes, weights, self._spans, self._states.append)
+        self.captures_state = False
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -370,14 +391,28 @@ class NativeOps(Ops):
         self._batch = batch
         for plan in self._plans.values():
             plan.lay(batch)
+        if self._states:
+            self._spans.lay(batch)
         if not capture:
             return forward(batch)
         known = self._graphs.complete
         inputs = (batch.tokens, batch.positions, batch.slots)
-        logits = self._graphs.run(inputs, batch.sample_rows.shape[0], lambda: forward(batch))
+        samples = batch.sample_rows.shape[0]
+        logits = self._graphs.run(inputs, samples, lambda: forward(batch), lambda: self._save_states(batch))
         if known is None and self._graphs.complete is False:
             _log.info("the model computes outside the native kernels: steps run kernel by kernel")
         return logits
+
+    def _save_states(self, batch: Batch) -> Callable[[], None]:
+        """Save the recurrent states of the sequences in `batch`, and return a function that restores them."""
+        slots = batch.spans.state_slots.long()
+        saved = [(cache, cache.gather(slots)) for cache in self._states]
+
+        def restore() -> None:
+            for cache, states in saved:
+                cache.scatter(slots, states)
+
+        return restore
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Raise NotImplementedError, because `run` captures graphs itself (see `Ops.tabled`)."""

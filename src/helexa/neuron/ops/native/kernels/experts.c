@@ -53,19 +53,27 @@ KERNEL(route, item) {
  * returns the expert's number of items. */
 typedef int64_t of_expert(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item);
 
-/* Run item `item` of all experts, whose items are numbered one expert after another; for item -1, return the number of
- * items. */
+/* The expert of this thread's last item, and the number of items of the experts before it. A thread runs most items in
+ * ascending order, so it searches from there. */
+static _Thread_local struct {
+    int64_t expert, items;
+} last;
+
+/* Run item `item` of all experts, whose items are numbered one expert after another; for item -1, with which every
+ * thread begins a kernel, return the number of items. */
 INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *arguments, int64_t item,
                            of_expert *run) {
-    int64_t items = 0;
-    for (int64_t expert = 0; expert < experts; expert++) {
-        int64_t start = starts[expert], count = starts[expert + 1] - start;
-        if (!count) continue;
-        int64_t expert_items = run(arguments, expert, start, count, -1);
-        if (item >= 0 && item < items + expert_items) return run(arguments, expert, start, count, item - items);
-        items += expert_items;
+    if (item < last.items) last.expert = last.items = 0;
+    for (; last.expert < experts; last.expert++) {
+        int64_t start = starts[last.expert], count = starts[last.expert + 1] - start;
+        int64_t items = count ? run(arguments, last.expert, start, count, -1) : 0;
+        if (item >= 0 && item < last.items + items)
+            return run(arguments, last.expert, start, count, item - last.items);
+        last.items += items;
     }
-    return items;
+    int64_t total = last.items;
+    last.expert = last.items = 0;
+    return total;
 }
 
 INLINE int64_t quantise_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {

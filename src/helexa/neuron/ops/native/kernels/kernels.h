@@ -61,6 +61,13 @@ typedef struct {
     int64_t row, partial, segments; /* row in the batch, index of the first partial result, number of segments */
 } split;
 
+/* The rows of one sequence in a batch. */
+typedef struct {
+    int64_t row, rows, settled; /* first row, number of rows, number of rows with accepted tokens */
+    int64_t slot;               /* index of the sequence's recurrent state */
+    int64_t initial;            /* whether the sequence starts here, with a state of zeros */
+} span;
+
 /* RMS norm: x += delta; out = x / rms(x) * weight. */
 typedef struct {
     float *x;                    /* [rows, width] */
@@ -284,6 +291,66 @@ typedef struct {
     const float *gate; /* [rows] */
     int64_t rows, width;
 } add_gated_arguments;
+
+/* Apply a causal convolution over `taps` tokens to each column, and then SiLU. Update the state of each sequence, which
+ * is its last taps - 1 inputs. */
+typedef struct {
+    const float *x;            /* [rows, stride], of which the first `width` columns are the inputs */
+    const float *weights;      /* [taps, width] */
+    float *state;              /* [slots, taps - 1, width] */
+    const int64_t *span_count; /* [1] */
+    const span *spans;         /* [span_count] */
+    float *out;                /* [rows, width] */
+    int64_t width, stride, taps;
+} convolve_arguments;
+
+/* Compute the factors of the gated delta rule for each row: the decay exp(-rate * softplus(decay + bias)) and
+ * sigmoid(beta) of each value head, the factors that scale queries to the length 1 / sqrt(key_dim), and the factors
+ * that scale keys to the length 1. */
+typedef struct {
+    const float *qkv;          /* [rows, width]: queries and keys [key_heads, key_dim], values */
+    const float *decay, *beta; /* [rows, stride], of which the first `heads` columns are the inputs */
+    const float *rate, *bias;  /* [heads] */
+    float *factors;            /* [rows, 2 * heads + 2 * key_heads] */
+    int64_t rows, width, stride, heads, key_heads, key_dim;
+} delta_factors_arguments;
+
+/* Apply the gated delta rule to each sequence, and update its state. */
+typedef struct {
+    const float *qkv;          /* [rows, (2 * key_heads * key_dim + heads * value_dim)]: queries, keys, values */
+    const float *factors;      /* from `delta_factors` */
+    float *state;              /* [slots, heads, key_dim, value_dim] */
+    const int64_t *span_count; /* [1] */
+    const span *spans;         /* [span_count] */
+    float *out;                /* [rows, heads, value_dim] */
+    int64_t heads, key_heads, key_dim, value_dim;
+} delta_rule_arguments;
+
+/* out = x / rms(x) * weight * silu(z) for each head of the rows `chosen`, or of all rows. */
+typedef struct {
+    const float *x;                 /* [.., heads, dim] */
+    const float *z;                 /* [.., stride], of which the first heads * dim columns are the inputs */
+    const float *weight;            /* [dim] */
+    const int32_t *nullable chosen; /* [rows] */
+    float *out;                     /* [rows, heads, dim] */
+    int64_t rows, heads, dim, stride;
+    float eps;
+} gated_norm_arguments;
+
+/* Copy the query of each head, which its gate follows, and the keys and values of a row to adjacent heads. */
+typedef struct {
+    const float *gated; /* [rows, heads, 2, dim] */
+    const float *kv;    /* [rows, 2 * kv_heads, dim] */
+    float *qkv;         /* [rows, heads + 2 * kv_heads, dim] */
+    int64_t rows, heads, kv_heads, dim;
+} join_queries_arguments;
+
+/* x *= sigmoid(gate) for the gate of each head. */
+typedef struct {
+    float *x;           /* [rows, heads, dim] */
+    const float *gated; /* [rows, heads, 2, dim] */
+    int64_t rows, heads, dim;
+} gate_heads_arguments;
 
 /* Pack a quantized matrix into tiles. The rows of the last tile after row `outputs` become zero. */
 typedef struct {

@@ -164,20 +164,20 @@ INLINE lanes power_of_two(lanes x) {
     return e * (lanes)(((bits)shifted + (127 - 0x4b400000)) << 23);
 }
 
-/* Return x / (1 + e^-z) for z of the same sign as x, computed from e^-|z|, which never overflows. */
-INLINE lanes times_sigmoid(lanes x, lanes z) {
-    lanes small = power_of_two((lanes)((bits)z | 0x80000000u) * 1.44269504f);
-    return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
+/* Return 1 / (1 + e^-x), computed from e^-|x|, which never overflows. */
+INLINE lanes sigmoid(lanes x) {
+    lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f);
+    return where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
 }
 
 /* Return gate(x) for the gate SILU or GELU_TANH. Very negative numbers are limited first: their result is almost 0. */
 INLINE lanes gated(lanes x, const int gate) {
     if (gate == SILU) {
         x = larger(all(-100.0f), x);
-        return times_sigmoid(x, x);
+        return x * sigmoid(x);
     }
     x = larger(all(-10.0f), x); /* (1 + tanh(z / 2)) / 2 is the sigmoid of z */
-    return times_sigmoid(x, x * fused(x * x, all(0.0713548163f), all(1.59576912f)));
+    return x * sigmoid(x * fused(x * x, all(0.0713548163f), all(1.59576912f)));
 }
 
 /* Return e^-(x^2) for numbers of any size. */

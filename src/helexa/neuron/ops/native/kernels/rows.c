@@ -174,3 +174,23 @@ KERNEL(rotate_store, item) {
     }
     return 0;
 }
+
+KERNEL(join_queries, item) {
+    int64_t heads = a->heads, others = 2 * a->kv_heads * a->dim, bytes = a->dim * (int64_t)sizeof(float);
+    if (item < 0) return a->rows;
+    const float *gated = a->gated + item * heads * 2 * a->dim;
+    float *qkv = a->qkv + item * (heads * a->dim + others);
+    for (int64_t h = 0; h < heads; h++) memcpy(qkv + h * a->dim, gated + 2 * h * a->dim, bytes);
+    memcpy(qkv + heads * a->dim, a->kv + item * others, others * sizeof *qkv);
+    return 0;
+}
+
+KERNEL(gate_heads, item) {
+    int64_t heads = a->heads, dim = a->dim;
+    if (item < 0) return a->rows;
+    float *x = a->x + item * heads * dim;
+    const float *gate = a->gated + item * heads * 2 * dim + dim;
+    for (int64_t h = 0; h < heads; h++, x += dim, gate += 2 * dim)
+        for (int64_t i = 0; i < dim; i += LANES) store(x + i, load(x + i) * sigmoid(load(gate + i)));
+    return 0;
+}
