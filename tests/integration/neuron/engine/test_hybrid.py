@@ -76,7 +76,6 @@ def test_scheduling_keeps_the_tokens(runner: Runner, expected_tokens: list[list[
     assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
 
 
-@pytest.mark.parametrize("runner", ["reference"], indirect=True)  # native kernels never overlap steps
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
 def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
     overlapping = scheduler(runner, speculation=False, **options)

@@ -291,7 +291,8 @@ class NativeOps(Ops):
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the token with the largest logit of each row of `logits`, as int64 [S] (see `sampling.argmax`)."""
-        out = self._take(logits.shape[0], dtype=torch.int64)
+        # Not from the workspace: if steps overlap, the graph of the next step runs before these tokens are read.
+        out = torch.empty(logits.shape[0], dtype=torch.int64)
         self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out
 
