@@ -5,9 +5,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 EX_CONFIG = 78
 NODES = (("helexa.neuron",), ("helexa", "node"))
@@ -94,6 +99,37 @@ def test_configuration_of_a_newer_version(command: tuple[str, ...], tmp_path: Pa
     config.unlink()
     line = failure(EX_CONFIG, *command, "-c", config)
     assert line.endswith(f": {config}: no such file; create the file, or name another file with --config\n")
+
+
+def test_certificate_that_does_not_match_its_key(gateway: Path, tmp_path: Path) -> None:
+    certificate, _ = write_certificate(tmp_path / "first")
+    _, key = write_certificate(tmp_path / "second")
+    url = f"postgresql://me:pa55@127.0.0.1:9/x?sslmode=require&sslcert={certificate}&sslkey={key}"
+    line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_LEDGER__URL=url)
+    problem = f"the certificate does not match its key {key}; change sslcert and sslkey in ledger.url"
+    assert line.endswith(f": {certificate}: {problem}\n")
+    key.unlink()
+    line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_LEDGER__URL=url)
+    assert f"{key}: sslkey in ledger.url cannot be read (No such file or directory)" in line
+    assert "pa55" not in line
+
+
+def write_certificate(stem: Path) -> tuple[Path, Path]:
+    """Create a self-signed certificate and its key. Return the paths of both files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, stem.name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
+    paths = stem.with_suffix(".pem"), stem.with_suffix(".key")
+    paths[0].write_bytes(certificate.public_bytes(pem))
+    paths[1].write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
+    return paths
 
 
 def test_gateway_on_a_network_without_keys_names_its_file(gateway: Path) -> None:

@@ -1,8 +1,10 @@
 """PostgreSQL backend of the ledger. Several gateways can share one database."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -56,10 +58,12 @@ async def open_postgres(url: str) -> Database:
     unless the URL itself sets `target_session_attrs`.
 
     Raises:
+        ConfigError: a certificate file in the URL cannot be used.
         DatabaseError: no host answers, no host accepts writes, or the name or password is wrong.
     """
     options: dict[str, Any] = {}
     try:
+        _check_certificates(url)
         hosts = _hosts(url)
         if len(hosts) > 1:
             options["connect"] = _Connector(hosts)
@@ -80,6 +84,35 @@ async def open_postgres(url: str) -> Database:
     except _DRIVER_ERRORS as error:
         raise DatabaseError(_description(error)) from error
     return _Postgres(pool)
+
+
+def _check_certificates(url: str) -> None:
+    """Check the files that the parameters `sslcert`, `sslkey` and `sslrootcert` of a URL name.
+
+    Raises:
+        ConfigError: a file cannot be read or parsed, or the certificate does not match its key.
+    """
+    files = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+    certificate, root = files.get("sslcert"), files.get("sslrootcert")
+    for file, name in ((certificate, "sslcert"), (files.get("sslkey"), "sslkey"), (root, "sslrootcert")):
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except OSError as error:
+            message = f"{file}: {name} in ledger.url cannot be read ({error.strerror}); let the server's user read it"
+            raise ConfigError(message) from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if certificate is not None:
+            context.load_cert_chain(certificate, files.get("sslkey"), files.get("sslpassword", ""))
+        if root is not None:
+            context.load_verify_locations(root)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            message = f"the certificate does not match its key {files.get('sslkey', certificate)}"
+        else:
+            message = f"not a certificate with its key: {error.reason}"
+        raise ConfigError(f"{certificate or root}: {message}; change sslcert and sslkey in ledger.url") from None
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
