@@ -19,7 +19,7 @@ app = App(
     name="helexa",
     version=partial(version_line, "helexa"),
     help="Serve open-weight models on hardware you own, and talk to them.",
-    help_epilogue="Start with 'helexa chat', or with 'helexa up' for a gateway that other clients can use. "
+    help_epilogue="Start with 'helexa chat', or with 'helexa serve' for a gateway that other clients can use. "
     "With --debug, a failing command shows a traceback.",
     result_action="return_value",
 )

@@ -1,6 +1,7 @@
 """`helexa config show`: the effective configuration, and the origin of each value."""
 
 import json
+from pathlib import Path
 
 NODE = """port = 14000
 api_key = "s3cret"
@@ -83,6 +84,27 @@ def test_text_output_has_origins_on_request(helexa, tmp_path):
     assert "port = 14000" in helexa(*arguments).stdout.splitlines()
     (line,) = [line for line in helexa(*arguments, "--origin").stdout.splitlines() if line.startswith("port = ")]
     assert line.split("# ")[1] == f"{tmp_path / 'neuron.toml'}:1"
+
+
+def test_servers_with_a_file_are_shown_without_a_name(helexa, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if not any(Path(file).exists() for file in ("/etc/neuron/neuron.toml", "/etc/cortex/cortex.toml")):
+        result = helexa("config", "show")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "none of neuron.toml, /etc/neuron/neuron.toml, cortex.toml" in result.stderr
+    (tmp_path / "neuron.toml").write_text("port = 14000\n")
+    (tmp_path / "cortex.toml").write_text('[gateway]\nlisten = "127.0.0.1:1"\n')
+    result = helexa("config", "show", "--origin")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line for line in lines if line[:1] == ["#"]] == [
+        ["#", "node:", "neuron.toml"],
+        ["#", "gateway:", "cortex.toml"],
+    ]
+    assert ["port", "=", "14000", "#", "neuron.toml:1"] in lines
+    assert ["gateway.listen", "=", '"127.0.0.1:1"', "#", "cortex.toml:2"] in lines
+    assert set(json.loads(helexa("config", "show", "--json").stdout)) == {"node", "gateway"}
+    result = helexa("config", "show", "-c", "other.toml")
+    assert (result.returncode, "helexa config show node|gateway -c other.toml" in result.stderr) == (2, True)
 
 
 def test_invalid_configuration_has_its_exit_code(helexa, tmp_path):

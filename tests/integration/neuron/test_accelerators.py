@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from helexa.neuron.config import read_config
 from helexa.neuron.doctor.machine import look_at_machine
 from helexa.neuron.hardware import accelerators, device_choice, discovery
 from helexa.neuron.hardware.accelerators import device_health, visible
 from helexa.neuron.hardware.device_choice import device_for
+from helexa.neuron.server.app import create_app
 
 UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
 
@@ -208,6 +210,25 @@ def test_updated_driver_is_reported_with_both_versions(monkeypatch: pytest.Monke
         "Driver/library version mismatch: the driver was updated while it was in use ("
     )
     assert listed.unavailable.endswith("; reboot")
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "errors"),
+    [("auto", "2.9.0", 1), ("cuda:1", "2.9.0", 1), ("auto", "2.9.0+cpu", 0), ("cpu", "2.9.0", 0)],
+)
+def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, torch: str, errors: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
+    monkeypatch.setattr(discovery, "torch_version", lambda: torch)
+    create_app(read_config(None, {"NEURON_HARNESS__TORCH__DEVICE": device}))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == errors
+    for line in lines:
+        assert line.startswith(
+            "the NVIDIA driver does not work: Driver/library version mismatch: the driver was updated"
+        )
+        assert "; reboot (no model can be loaded on cuda" in line
 
 
 def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,16 @@ async def test_checkpoint_is_quantized_as_requested(
     assert ("quant" in model.info().json_dict()) == (reported is not None)
 
 
+@pytest.mark.parametrize(("requested", "warned"), [("q2k", True), ("Q3_K", True), ("q4k", False), ("q8k", False)])
+async def test_quantization_with_more_bits_is_a_warning(
+    registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture, requested: str, warned: bool
+) -> None:
+    await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
+    warnings = [record.getMessage() for record in caplog.records if "no smaller format" in record.getMessage()]
+    assert len(warnings) == warned
+    assert all(f"quant '{requested}' loads as q4k" in warning for warning in warnings)
+
+
 async def test_unknown_quantization_error_lists_the_known_formats(registry: Registry, tmp_path: Path):
     with pytest.raises(HelexaError, match="unknown quantization 'q9'; known: auto, q4k, q5k, q6k, q8_0"):
         await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": "q9"}))

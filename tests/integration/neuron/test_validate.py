@@ -8,6 +8,7 @@ import pytest
 from helexa.core.fleet import Discovery
 from helexa.neuron.cli import app
 from helexa.neuron.doctor import machine
+from helexa.neuron.hardware import discovery
 
 
 def validate(*arguments: str) -> int:
@@ -38,7 +39,8 @@ def test_failed_load_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_driver_mismatch_is_one_error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the driver was updated while it was in use (kernel 595.1, library 595.2); reboot"
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason=reason)
-    monkeypatch.setattr(machine, "discover", lambda: facts)
+    for module in (machine, discovery):
+        monkeypatch.setattr(module, "discover", lambda: facts)
     assert validate("helexa/small") == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("ERROR")] == [

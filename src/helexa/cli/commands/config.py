@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from cyclopts import App, Parameter
 from pydantic import BaseModel, SecretStr
 
+from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.flags import Switch
 from helexa.cli.terminal import note, printable
 from helexa.core.variables import Keys
@@ -19,9 +20,17 @@ app = App(name="config", help="Show the configuration of a node or a gateway.", 
 _MASK = "***"
 
 
+_Server = Literal["node", "gateway"]
+_Row = tuple[str, Any, str]
+_FILES: dict[_Server, tuple[Path, Path]] = {
+    "node": (Path("neuron.toml"), Path("/etc/neuron/neuron.toml")),
+    "gateway": (Path("cortex.toml"), Path("/etc/cortex/cortex.toml")),
+}
+
+
 @app.command
 def show(
-    server: Literal["node", "gateway"],
+    server: _Server | None = None,
     /,
     *,
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
@@ -34,11 +43,33 @@ def show(
     The values come from the same defaults, file, environment variables and options as those of the server.
 
     Args:
-        server: The server to show: `node` (neuron.toml) or `gateway` (cortex.toml).
+        server: The server to show: `node` (neuron.toml) or `gateway` (cortex.toml). Default: each server that has its
+            file in this folder, /etc/neuron or /etc/cortex.
         config: Configuration file, else none for a node and cortex.toml for a gateway.
         origin: Show where each value comes from: default, file and line, environment variable, or option.
         as_json: Print JSON for programs: key, value and origin of each setting.
     """
+    if server is not None:
+        rows = _rows(server, config, engine)
+        print(json.dumps(_objects(rows), indent=2) if as_json else _text(rows, origin=origin))
+        return
+    if config is not None:
+        raise CommandError(f"name the server of {config}: helexa config show node|gateway -c {config}", USAGE)
+    files: dict[_Server, Path] = {
+        name: file for name, places in _FILES.items() for file in places[::-1] if file.is_file()
+    }
+    if not files:
+        places = ", ".join(str(place) for pair in _FILES.values() for place in pair)
+        raise CommandError(f"none of {places} exists; run helexa config show node, or gateway, with -c FILE", USAGE)
+    all_rows: dict[_Server, list[_Row]] = {name: _rows(name, file, engine) for name, file in files.items()}
+    if as_json:
+        print(json.dumps({name: _objects(rows) for name, rows in all_rows.items()}, indent=2))
+    else:
+        print("\n\n".join(f"# {name}: {files[name]}\n{_text(rows, origin=origin)}" for name, rows in all_rows.items()))
+
+
+def _rows(server: _Server, config: Path | None, engine: EngineFlags) -> list[_Row]:
+    """Return key, value and origin of each setting of a server."""
     origins: dict[Keys, str] = {}
     settings: BaseModel
     if server == "node":
@@ -49,14 +80,21 @@ def show(
         from helexa.cortex.config import load
 
         settings = load(config or Path("cortex.toml"), origins)
-    rows = [(".".join(keys), value, _origin(keys, origins)) for keys, value in _values(settings, ())]
-    if as_json:
-        print(json.dumps([dict(zip(("key", "value", "origin"), row, strict=True)) for row in rows], indent=2))
-        return
+    return [(".".join(keys), value, _origin(keys, origins)) for keys, value in _values(settings, ())]
+
+
+def _objects(rows: list[_Row]) -> list[dict[str, Any]]:
+    return [dict(zip(("key", "value", "origin"), row, strict=True)) for row in rows]
+
+
+def _text(rows: list[_Row], *, origin: bool) -> str:
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value, _ in rows]
     width = min(max(map(len, lines)), 70)
-    for line, (_, _, source) in zip(lines, rows, strict=True):
-        print(printable(f"{line:<{width}}  # {source}" if origin else line))
+    sources = [source for _, _, source in rows]
+    return "\n".join(
+        printable(f"{line:<{width}}  # {source}" if origin else line)
+        for line, source in zip(lines, sources, strict=True)
+    )
 
 
 def _origin(keys: Keys, origins: Mapping[Keys, str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helexa.core.version import __version__
 from helexa.neuron.doctor.check_result import CheckResult
-from helexa.neuron.hardware.discovery import discover, overlooked, torch_version
+from helexa.neuron.hardware.discovery import broken_driver, discover, overlooked, torch_version
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
 # Names in /proc/cpuinfo of the instruction sets that the kernels use.
@@ -60,9 +60,8 @@ def _accelerators(device: str) -> Iterator[CheckResult]:
         )
     if facts.unified_accelerator:
         yield CheckResult("device", "fine", f"mps is {facts.unified_accelerator}, with unified memory")
-    if facts.cuda_unavailable_reason:
-        level = "note" if device in ("cpu", "mps") else "fault"
-        yield CheckResult("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
+    if (reason := broken_driver()) is not None:
+        yield CheckResult("device", "note" if device in ("cpu", "mps") else "fault", reason)
     elif (reason := overlooked()) is not None:
         yield CheckResult("device", "note", reason)
     elif not facts.devices and not facts.unified_accelerator:

@@ -60,6 +60,12 @@ def default_device() -> str:
     return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
 
 
+def broken_driver() -> str | None:
+    """Return an error message if NVIDIA's driver is installed but does not work, else None."""
+    reason = discover().cuda_unavailable_reason
+    return None if reason is None else f"the NVIDIA driver does not work: {reason}"
+
+
 def overlooked() -> str | None:
     """Return a warning if NVIDIA's driver is loaded but NVML (its management library) reports no device, else None.
 

@@ -33,7 +33,7 @@ from helexa.neuron.processes import heap
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.weights.quantization.quant_form import quant_named
+from helexa.neuron.weights.quantization.quant_form import has_more_bits, quant_named
 from helexa.neuron.weights.vision.config import has_vision
 
 if TYPE_CHECKING:
@@ -404,7 +404,12 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
     if not quant:
         return ""
     if path.suffix.lower() != ".gguf":
-        return quant_named(quant)
+        name = quant_named(quant)
+        if has_more_bits(quant):
+            log.warning(
+                "model=%s: quant '%s' loads as %s, because safetensors have no smaller format", model_id, quant, name
+            )
+        return name
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
         log.warning(
             "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant

@@ -22,7 +22,7 @@ from helexa.http.loop import run
 from helexa.http.service_manager import notify
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.child import Child
-from helexa.neuron.hardware.discovery import default_device, discover, overlooked
+from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
 from helexa.neuron.host_group.membership import Membership
 from helexa.neuron.lifecycle.activation import Activation
 from helexa.neuron.lifecycle.rank_check import max_tensor_parallel
@@ -67,8 +67,9 @@ def create_app(
         device = default_device()
         if device == "cpu" and (reason := overlooked()) is not None:
             log.warning("%s", reason)
-    if device.startswith("cuda"):
-        discover()  # fill the cache now: later loads need the result without waiting
+    # Later loads need the cached result of `discover` without waiting, so this call must come first.
+    if device.startswith("cuda") and (reason := broken_driver()) is not None:
+        log.error("%s (no model can be loaded on %s)", reason, device)
     registry = Registry(config, Sources(config), device=device, group=group, spawn=partial(Child.spawn, engine_command))
     activation = Activation(registry, config.default_models)
     store = ResponseStore(config.responses)

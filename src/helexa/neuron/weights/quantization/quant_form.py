@@ -56,7 +56,9 @@ PLAIN = ("bf16", "f16", "f32")
 NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
 """Names of quantizations: `auto`, the names of the formats, and the names in `PLAIN`, which mean no quantization."""
 
-# Aliases of the formats. A name without its own format maps to the next format with more bits.
+# Names without a format of their own, which map to the next format with more bits.
+_WITH_MORE_BITS = {"q2k": "q4k", "q3k": "q4k"}
+# Aliases of the formats.
 _ALIASES = {
     "q4": "q4k",
     "q4km": "q4k",
@@ -68,8 +70,7 @@ _ALIASES = {
     "q8": "q8_0",
     "q81": "q8_0",
     "q8k": "q8_0",
-    "q2k": "q4k",
-    "q3k": "q4k",
+    **_WITH_MORE_BITS,
 }
 _BY_PLAIN_NAME = {name.replace("_", ""): name for name in NAMES} | _ALIASES
 
@@ -86,6 +87,11 @@ def quant_named(text: str) -> str:
     if name is None:
         raise HelexaError(f"unknown quantization '{text[:40]}'; known: {', '.join(NAMES)}")
     return name
+
+
+def has_more_bits(text: str) -> bool:
+    """Return whether `quant_named` returns a format with more bits than the quantization `text` has."""
+    return _plain_name(text) in _WITH_MORE_BITS
 
 
 def share_left(text: str) -> float:
@@ -106,4 +112,8 @@ def is_quant(text: str) -> bool:
 
 
 def _find_name(text: str) -> str | None:
-    return _BY_PLAIN_NAME.get(text.lower().replace("_", ""))
+    return _BY_PLAIN_NAME.get(_plain_name(text))
+
+
+def _plain_name(text: str) -> str:
+    return text.lower().replace("_", "")
