@@ -9,21 +9,22 @@ from clients.stack import Server, free_port, get
 
 KEY = "node-secret-1"
 WRONG_KEY = "node-secret-2"
+DEBUG = {"HELEXA_LOG": "debug"}
 
 
 def test_gateway_uses_a_changed_key_file_without_a_restart(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "node.key").write_text(f"{KEY}\n")
     (tmp_path / "gateway.key").write_text(f"{WRONG_KEY}\n")
-    (tmp_path / "neuron.toml").write_text(f'port = {port}\napi_key_file = "node.key"\n[log]\nlevel = "debug"\n')
+    (tmp_path / "neuron.toml").write_text(f'port = {port}\napi_key_file = "node.key"\n')
     (tmp_path / "cortex.toml").write_text(
         'models_config = "models.toml"\n'
         '[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\npoll_interval_secs = 0.2\n'
         f'[ledger]\nurl = "sqlite:{tmp_path}/cortex.db"\n'
         f'[[neurons]]\nname = "n1"\nendpoint = "http://127.0.0.1:{port}"\nbearer_file = "gateway.key"\n'
     )
-    node = Server("helexa.neuron", ["--config", str(tmp_path / "neuron.toml")], tmp_path / "neuron.log")
-    cortex = Server("helexa.cortex", ["serve", "-c", str(tmp_path / "cortex.toml")], tmp_path / "cortex.log")
+    node = Server("helexa.neuron", ["--config", str(tmp_path / "neuron.toml")], tmp_path / "neuron.log", **DEBUG)
+    cortex = Server("helexa.cortex", ["serve", "-c", str(tmp_path / "cortex.toml")], tmp_path / "cortex.log", **DEBUG)
     try:
         log = cortex.log
         cortex.until(lambda: "listening on" in log.read_text(), "the gateway listens")
