@@ -366,7 +366,7 @@ def read_config(
     Args:
         path: path of neuron.toml, or None.
         environ: the environment variables. None means `os.environ`.
-        warn: function that gets one line about settings of the first helexa, if there are any.
+        warn: function that gets lines about settings of the first helexa, if there are any.
         flags: name and value of a command line option for each path of a configuration key.
         origins: a dictionary to fill with the origins of the values (see `helexa.core.config.load`).
 
@@ -374,6 +374,7 @@ def read_config(
         ConfigError: an option is invalid, or `api_key_file` cannot be read. The message is one line that names the
             option.
     """
+    warnings: list[str] = []
     config = load(
         NeuronConfig,
         path,
@@ -383,9 +384,16 @@ def read_config(
         retired=_RETIRED_VARIABLES,
         environ=environ,
         flags=flags,
-        warn=warn,
+        warn=warnings.append,
         origins=origins,
     )
+    if warnings and "host" not in config.model_fields_set:
+        warnings.append(
+            f"{path or 'environment'}: the node listens on {config.host}, and the first helexa listened on 0.0.0.0: if "
+            "the gateway runs on another machine, set host, and api_key_file; see docs/migration.md"
+        )
+    for warning in warnings:
+        warn(warning)
     if config.api_key is None and config.api_key_file is not None:
         folder = Path() if path is None else path.absolute().parent
         config.api_key = read_secret(folder / config.api_key_file, "api_key_file")

@@ -17,8 +17,16 @@ def test_neuron_toml_is_read() -> None:
     settings = read_config(FILES / "neuron.toml", environ={}, warn=warnings.append)
     assert settings.harness.torch.snapshot_mb == 2048
     assert settings.harness.torch.admission.max_in_flight == 8
-    (warning,) = warnings
-    assert "harness.candle.prefix_cache.budget_mb sets harness.candle.snapshot_mb" in warning
+    former_settings, address = warnings
+    assert "harness.candle.prefix_cache.budget_mb sets harness.candle.snapshot_mb" in former_settings
+    assert "the node listens on 127.0.0.1, and the first helexa listened on 0.0.0.0" in address
+
+
+def test_explicit_address_of_the_node_is_kept() -> None:
+    warnings: list[str] = []
+    settings = read_config(FILES / "neuron.toml", environ={"NEURON_HOST": "0.0.0.0"}, warn=warnings.append)
+    assert settings.host == "0.0.0.0"
+    assert not any("listened on" in warning for warning in warnings)
 
 
 def test_variables_of_the_node_have_their_effect() -> None:
@@ -38,7 +46,7 @@ def test_variables_of_the_node_have_their_effect() -> None:
 @pytest.mark.parametrize("name", ["NEURON_USE_CHAT_TEMPLATE", "NEURON_VISION_MAX_PIXELS", "NEURON_DEBUG_POISON"])
 def test_variables_without_effect_are_named(name: str) -> None:
     warnings: list[str] = []
-    read_config(None, environ={name: "1"}, warn=warnings.append)
+    read_config(None, environ={name: "1", "NEURON_HOST": "127.0.0.1"}, warn=warnings.append)
     (warning,) = warnings
     assert f"{name} has no effect" in warning
 
