@@ -8,15 +8,23 @@ from scheduler_runs import scheduler_of
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.native.native import NativeOps
 from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 8
 
 
-@pytest.fixture(scope="module", params=TEXTS)
+NATIVE = {"dtype": "auto", "kernels": "auto"}
+MODELS = [(name, {}) for name in TEXTS] + [(name, NATIVE) for name in ("qwen3_5", "qwen3_vl", "gemma3")]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
-    return VisionLanguageModel(tmp_path_factory.mktemp(request.param), request.param, 1)
+    name, options = request.param
+    model = VisionLanguageModel(tmp_path_factory.mktemp(name), name, 1, **options)
+    assert (model.runner.ops.name == NativeOps.name) == (options == NATIVE)
+    return model
 
 
 def prompts_of(model: VisionLanguageModel) -> list[Prompt]:

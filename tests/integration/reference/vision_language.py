@@ -47,7 +47,7 @@ _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 32,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 500.0,
@@ -115,14 +115,15 @@ class VisionLanguageModel:
         self.reference: PreTrainedModel = tiny_model(
             folder, seed, auto=AutoModelForImageTextToText, model_type=model_type, **settings
         ).eval()
-        self.runner = self.load(**options)
+        self._options = options
+        self.runner = self.load()
         config = read_vision_config(folder)
         assert config is not None
         self.processor = image_processor(config.config, PREPROCESSORS.get(model_type, _preprocessor(model_type)))
 
     def load(self, **options: Any) -> Runner:
         settings = {"dtype": "float32", "kv_cache_mb": 8, "snapshot_mb": 8, "images": True, "kernels": "torch"}
-        return load_once(self.folder, EngineOptions(**settings | options))
+        return load_once(self.folder, EngineOptions(**settings | self._options | options))
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:

@@ -49,7 +49,7 @@ class ImageEncoder:
         features = self._cache.pop(entry.digest, None)
         if features is None:
             with torch.inference_mode():
-                features = self._tower.encode(torch.from_numpy(sequence.pixels[image]), entry.layout)
+                features = self._tower.encode(torch.from_numpy(sequence.pixels[image]), entry.layout).clone()
             self.encoded += 1
             self._cached_bytes += _size(features)
         else:

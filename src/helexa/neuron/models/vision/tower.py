@@ -30,6 +30,10 @@ class ImageFeatures(NamedTuple):
     embeddings: Tensor
     deepstack: tuple[Tensor, ...] = ()
 
+    def clone(self) -> "ImageFeatures":
+        """Return a copy in memory of its own. Later steps may overwrite the memory of a tower's output."""
+        return ImageFeatures(self.embeddings.clone(), tuple(layer.clone() for layer in self.deepstack))
+
 
 class VisionTower:
     """An encoder of images. Subclasses define the layers and the positions of patches.
