@@ -133,6 +133,23 @@ def test_uncaptured_steps_call_the_model_each_time(library: KernelLibrary) -> No
         assert torch.equal(result, replayed.step(plan))
 
 
+def test_busy_cores_keep_the_results(library: KernelLibrary) -> None:
+    """While other programs use all cores, graphs run on fewer threads than the library has."""
+    runs = Runs(library)
+    runs.ops._library.start_threads(2 * (os.cpu_count() or 1))
+    plan = [paging.entry(1, 0, 70, [0, 1])]
+    expected = runs.step(plan)
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        for _ in range(1500):
+            assert torch.equal(runs.step(plan), expected)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def test_freed_tensor_that_torch_passed_to_a_kernel_is_not_read() -> None:
     """The tensor is neither an input nor in the workspace. A subprocess, because reading freed memory could crash."""
     code = "from neuron.ops.test_graph import rows_chosen_by_torch; rows_chosen_by_torch()"

@@ -1,15 +1,27 @@
 /* The thread pool and the execution of graphs. The pool is independent of torch's threads. Each thread first runs its
  * own contiguous range of items, which lets it read memory in order, and then takes single items from the ranges of
  * other threads. If the operating system interrupts a thread for a while, only one item is therefore delayed. A waiting
- * thread polls for a while and then sleeps, so that the operating system can run another thread on its core. */
+ * thread polls for a while and then sleeps, so that the operating system can run another thread on its core.
+ *
+ * If another program uses a core all the time, all threads wait again and again for the thread that shares this core.
+ * The pool measures how long its threads sleep while one of them waits for a core. If one thread less would be faster,
+ * the next graphs run on one thread less, and after a pause the pool tries one thread more. The results of graphs do
+ * not depend on the number of threads. */
 #include "graph.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define POLLS 1500 /* polls of a flag before a thread sleeps */
+#define POLLS 1500             /* polls of a flag before a thread sleeps */
+#define JOB (2 * MAX_THREADS)  /* a job number is a multiple of JOB, plus the number of threads that run the job */
+#define SHORT 100000           /* ns of sleep in a graph that the pool ignores */
+#define MOST_LOSS 10000000     /* ns that a thread may cost before the pool uses one thread less */
+#define FIRST_PAUSE 100000000  /* ns until the pool tries one thread more; twice as long after each failed attempt */
+#define LAST_PAUSE 3200000000
 
 typedef _Atomic int64_t counter;
 
@@ -23,6 +35,10 @@ typedef struct {
 static counter *counters[MAX_THREADS]; /* per thread and instruction: number of items taken from the thread's range */
 static const instruction *graph;
 static int64_t length, crew = 1;
+static int64_t active = 1; /* number of threads that run the next graph */
+static int64_t loss, pause_ns = FIRST_PAUSE, changed; /* `changed`: time of the last change of `active` */
+static _Atomic int64_t slept;   /* ns that threads slept in this graph, until other threads had run their items */
+static _Atomic int64_t delayed; /* ns that threads of this graph waited for a core */
 static int64_t unwatched[8] __attribute__((aligned(64))); /* its own cache line, because threads read adjacent data */
 static volatile int64_t *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
@@ -32,8 +48,14 @@ static signal_count jobs = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD
 
 int64_t threads(void) { return crew; }
 
-static void grow(signal_count *signal) {
-    atomic_fetch_add(&signal->number, 1);
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void grow(signal_count *signal, int64_t amount) {
+    atomic_fetch_add(&signal->number, amount);
     if (atomic_load(&signal->sleepers)) {
         pthread_mutex_lock(&signal->mutex);
         pthread_cond_broadcast(&signal->grown);
@@ -41,59 +63,93 @@ static void grow(signal_count *signal) {
     }
 }
 
-static void wait_beyond(signal_count *signal, int64_t number) {
+/* Wait until the number is larger than `number`; return the ns that the thread slept. */
+static int64_t wait_beyond(signal_count *signal, int64_t number) {
     for (int poll = 0; poll < POLLS; poll++) {
-        if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return;
+        if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return 0;
 #ifdef __x86_64__
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
         __asm__ volatile("yield");
 #endif
     }
+    int64_t start = now_ns();
     pthread_mutex_lock(&signal->mutex);
     atomic_fetch_add(&signal->sleepers, 1);
     while (atomic_load(&signal->number) <= number) pthread_cond_wait(&signal->grown, &signal->mutex);
     atomic_fetch_sub(&signal->sleepers, 1);
     pthread_mutex_unlock(&signal->mutex);
+    return now_ns() - start;
 }
 
-/* Return once all threads have called this function. */
-static void meet(void) {
+/* Return once `players` threads have called this function. */
+static void meet(int64_t players) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
-    if (atomic_fetch_add(&arrived, 1) == crew - 1) {
+    if (atomic_fetch_add(&arrived, 1) == players - 1) {
         atomic_store(&arrived, 0);
-        grow(&meetings);
+        grow(&meetings, 1);
         return;
     }
-    wait_beyond(&meetings, now);
+    int64_t ns = wait_beyond(&meetings, now);
+    if (ns) atomic_fetch_add(&slept, ns);
 }
 
-static void play(int64_t self) {
+/* Add the ns that this thread waited for a core since the last call; 0 if Linux does not report them. */
+static void add_delay(void) {
+    static _Thread_local int64_t before;
+    long long total = before;
+    FILE *file = fopen("/proc/thread-self/schedstat", "re");
+    if (!file) return;
+    if (fscanf(file, "%*s %lld", &total) == 1 && total > before) atomic_fetch_add(&delayed, total - before);
+    fclose(file);
+    before = total;
+}
+
+static void play(int64_t self, int64_t players) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
-        for (int64_t offset = 0; offset < crew; offset++) {
-            int64_t owner = (self + offset) % crew, claimed;
-            int64_t first = items * owner / crew, last = items * (owner + 1) / crew;
+        for (int64_t offset = 0; offset < players; offset++) {
+            int64_t owner = (self + offset) % players, claimed;
+            int64_t first = items * owner / players, last = items * (owner + 1) / players;
             while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
                 now->run(now->arguments, first + claimed);
                 if (self == 0) ++*progress;
             }
         }
-        if (now->waits || i == count - 1) meet();
+        if (i == count - 1 && atomic_load_explicit(&slept, memory_order_relaxed) > SHORT) add_delay();
+        if (now->waits || i == count - 1) meet(players);
         if (self == 0) ++*progress; /* even if the other threads took all items */
     }
 }
 
 static void *work(void *self) {
-    int64_t done = atomic_load(&jobs.number);
-    grow(&ready);
-    for (;; done++) {
-        wait_beyond(&jobs, done);
-        play((int64_t)self);
+    int64_t job = atomic_load(&jobs.number);
+    grow(&ready, 1);
+    for (;;) {
+        wait_beyond(&jobs, job);
+        job = atomic_load(&jobs.number);
+        if ((int64_t)self < job % JOB) play((int64_t)self, job % JOB);
     }
     return NULL;
+}
+
+/* Choose the number of threads for the next graphs, after a graph that took `ns` on `active` threads. If each thread
+ * lost `wait` to a thread without a core, one thread less would take (ns - wait) * active / (active - 1). That is less
+ * than ns if `loss` grows. */
+static void adapt(int64_t ns) {
+    int64_t now = now_ns(), wait = atomic_exchange(&slept, 0), delay = atomic_exchange(&delayed, 0);
+    if (active > 1) wait /= active - 1;
+    loss += (wait < delay ? wait : delay) * active - ns;
+    if (loss < 0) loss = 0;
+    if (loss > MOST_LOSS) {
+        int failed = now - changed < FIRST_PAUSE;
+        pause_ns = !failed ? FIRST_PAUSE : pause_ns < LAST_PAUSE ? 2 * pause_ns : LAST_PAUSE;
+        active--, loss = 0, changed = now;
+    } else if (active < crew && now - changed > pause_ns) {
+        active++, loss = 0, changed = now;
+    }
 }
 
 /* Start or enlarge the pool to `count` threads; return the number of threads. Do not call this while a graph runs. */
@@ -105,8 +161,8 @@ int64_t start_threads(int64_t count) {
         counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
         if (!counters[crew] || pthread_create(&thread, NULL, work, (void *)crew)) break;
         pthread_detach(thread);
-        wait_beyond(&ready, crew - 1); /* the new thread has read the job counter */
-        crew++;
+        wait_beyond(&ready, crew - 1); /* the new thread has read the job number */
+        active = ++crew;
     }
     return counters[0] ? crew : 0;
 }
@@ -125,9 +181,11 @@ int64_t run_graph(const instruction *instructions, int64_t count) {
         ++*progress;
         return 0;
     }
+    int64_t start = now_ns(), players = active;
     graph = instructions, length = count;
-    for (int64_t i = 0; i < crew; i++) memset((void *)counters[i], 0, count * sizeof(counter));
-    if (crew > 1) grow(&jobs);
-    play(0);
+    for (int64_t i = 0; i < players; i++) memset((void *)counters[i], 0, count * sizeof(counter));
+    if (players > 1) grow(&jobs, JOB + players - atomic_load(&jobs.number) % JOB);
+    play(0, players);
+    if (crew > 1) adapt(now_ns() - start);
     return 0;
 }
