@@ -90,13 +90,15 @@ async def test_large_image_is_shrunk(node: Node) -> None:
 
 async def test_same_prompt_hits_the_prefix_cache(node: Node) -> None:
     parts = ("a" * 80, image_part(picture(256, 256, 7)), "b" * 100)
-    first = await answer(node, *parts)
-    again = await answer(node, *parts)
-    assert again["choices"] == first["choices"]
+    first = await answer(node, *parts, logprobs=True)
+    again = await answer(node, *parts, logprobs=True)
+    assert again["choices"][0]["message"] == first["choices"][0]["message"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
-    other = await answer(node, "a" * 80, image_part(picture(256, 256, 8)), "b" * 100)
+    other = await answer(node, "a" * 80, image_part(picture(256, 256, 8)), "b" * 100, logprobs=True)
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 64
-    assert other["choices"] != first["choices"]
+    logprobs = [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in (first, again, other)]
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-4)
+    assert logprobs[2] != pytest.approx(logprobs[0], abs=1e-3)
 
 
 async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None:
