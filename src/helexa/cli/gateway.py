@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ssl import SSLCertVerificationError
 from typing import Any, NoReturn, Self
 from urllib.parse import urlsplit
 
@@ -122,6 +123,10 @@ class Gateway:
         connection = self._connection(self._host or "", self._port, timeout=min(timeout, _CONNECT_SECONDS))
         try:
             connection.connect()
+        except SSLCertVerificationError as error:
+            connection.close()
+            message = f"the certificate of {self.url} is not trusted: {error.verify_message}"
+            raise CommandError(f"{message}; set SSL_CERT_FILE to a file with its CA", UNREACHABLE) from None
         except (OSError, UnicodeError) as error:
             connection.close()
             reason = "" if isinstance(error, ConnectionRefusedError) else f" ({error})"

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import ssl
+import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
 from deployment.conftest import DEPLOY, adapted
+from helexa.cli.failure import UNREACHABLE
 
 KEY = "the-key"
 CLIENT = "127.0.0.2"  # address of the client, other than that of nginx
@@ -50,11 +53,13 @@ class Front:
 
     Attributes:
         url: base URL of the TLS listener.
+        certificate: file with the self-signed certificate.
         plain_url: base URL of the listener without TLS.
         client: an HTTP client that trusts the certificate and sends the key.
     """
 
     url: str
+    certificate: Path
     plain_url: str
     client: aiohttp.ClientSession
 
@@ -98,7 +103,7 @@ async def nginx(command: str, folder: Path, gateway_url: str) -> AsyncIterator[F
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=trust, local_addr=(CLIENT, 0)), headers=headers
         ) as client:
-            front = Front(f"https://localhost:{tls}", f"http://localhost:{plain}", client)
+            front = Front(f"https://localhost:{tls}", certificate, f"http://localhost:{plain}", client)
 
             async def answers() -> bool:
                 try:
@@ -187,6 +192,23 @@ async def test_console_accepts_the_sign_in_of_a_browser(front: Front) -> None:
         assert "secure" in response.headers["set-cookie"].lower()
     async with front.client.get(front.url, headers={"accept": "text/html"}) as response:
         assert response.content_type == "text/html"
+
+
+async def test_commands_need_the_certificate(front: Front) -> None:
+    async def status(**settings: str) -> tuple[int | None, str]:
+        environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "helexa", "status", "--url", front.url, stdout=PIPE, stderr=STDOUT,
+            env=environment | {"HELEXA_API_KEY": KEY} | settings)  # fmt: skip
+        output, _ = await process.communicate()
+        return process.returncode, output.decode()
+
+    code, output = await status()
+    assert code == UNREACHABLE
+    assert "set SSL_CERT_FILE to a file with its CA" in output
+    code, output = await status(SSL_CERT_FILE=str(front.certificate))
+    assert code == 0, output
+    assert "ready to serve" in output
 
 
 async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:
