@@ -11,6 +11,7 @@ import random
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def write_history(fleet: FakeFleet) -> None:
     path = fleet.cortex.gateway.config.ledger.url.get_secret_value().removeprefix("sqlite:")
     today, chance, seq = int(time.time() * 1000) // DAY_MS, random.Random(7), 0
     shares = ((LARGE, "alice", 0.5), (CODER, "build-bot", 0.8), (VISION, "carol", 0.15), (SMALL, "alice", 0.05))
-    with sqlite3.connect(path, timeout=30) as database:
+    with closing(sqlite3.connect(path, timeout=30)) as database, database:
         for day in range(30):
             weekend = (today - day) % 7 in (2, 3)
             for model, account, share in shares:

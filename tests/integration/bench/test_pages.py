@@ -6,6 +6,7 @@ import sqlite3
 import tomllib
 import urllib.error
 import urllib.request
+from contextlib import closing
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -158,10 +159,10 @@ def test_links_keep_the_proxy_path_prefix(past, serving):
 
 
 def test_chart_of_one_build_says_so(past, tmp_path):
-    with sqlite3.connect(past) as source, sqlite3.connect(tmp_path / "one.sqlite") as copy:
+    with closing(sqlite3.connect(past)) as source, closing(sqlite3.connect(tmp_path / "one.sqlite")) as copy:
         source.backup(copy)
-    with sqlite3.connect(tmp_path / "one.sqlite") as copy:
-        copy.execute("DELETE FROM run WHERE build_id <> (SELECT MIN(build_id) FROM run)")
+        with copy:
+            copy.execute("DELETE FROM run WHERE build_id <> (SELECT MIN(build_id) FROM run)")
     with Archive(tmp_path / "one.sqlite") as archive:
         page = PAGES["trends"]
         query = {name: parameter.default for name, parameter in page.parameters.items()}

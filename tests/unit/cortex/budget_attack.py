@@ -5,7 +5,7 @@ import json
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ class Attack:
         ledger = self.cortex.gateway.ledger
         await eventually(lambda: not ledger.open)
         await ledger.flush()
-        with sqlite3.connect(self.database) as connection:
+        with closing(sqlite3.connect(self.database)) as connection:
             connection.row_factory = sqlite3.Row
             return connection.execute("SELECT * FROM entries ORDER BY seq").fetchall()
 
