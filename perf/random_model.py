@@ -5,15 +5,30 @@ usage: python perf/random_model.py SHAPE FOLDER
 SHAPE is one of:
     hybrid  the text model of Qwen3.5-0.8B: 24 layers, 18 of them with Gated DeltaNet
     moe     a Qwen3 mixture of experts: 12 layers, each with 16 experts, of which a token uses 2
+    moe256  the same with 6 layers and 256 small experts, of which a token uses 8
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+
+def _mixture(**sizes: Any) -> PreTrainedConfig:
+    return Qwen3MoeConfig(
+        vocab_size=32_000,
+        hidden_size=1024,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+        **sizes,
+    )
+
 
 SHAPES: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
     "hybrid": (
@@ -35,18 +50,11 @@ SHAPES: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
     ),
     "moe": (
         Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(
-            vocab_size=32_000,
-            hidden_size=1024,
-            num_hidden_layers=12,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            num_experts=16,
-            num_experts_per_tok=2,
-            moe_intermediate_size=1024,
-            norm_topk_prob=True,
-            tie_word_embeddings=True,
-        ),
+        _mixture(num_hidden_layers=12, num_experts=16, num_experts_per_tok=2, moe_intermediate_size=1024),
+    ),
+    "moe256": (
+        Qwen3MoeForCausalLM,
+        _mixture(num_hidden_layers=6, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=256),
     ),
 }
 

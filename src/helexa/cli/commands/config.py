@@ -56,11 +56,11 @@ def show(
     if config is not None:
         raise CommandError(f"name the server of {config}: helexa config show node|gateway -c {config}", USAGE)
     files: dict[_Server, Path] = {
-        name: file for name, places in _FILES.items() for file in places[::-1] if file.is_file()
+        name: file for name, paths in _FILES.items() if (file := next(filter(Path.is_file, paths), None))
     }
     if not files:
-        places = ", ".join(str(place) for pair in _FILES.values() for place in pair)
-        raise CommandError(f"none of {places} exists; run helexa config show node, or gateway, with -c FILE", USAGE)
+        paths = ", ".join(str(path) for pair in _FILES.values() for path in pair)
+        raise CommandError(f"none of {paths} exists; run helexa config show node, or gateway, with -c FILE", USAGE)
     all_rows: dict[_Server, list[_Row]] = {name: _rows(name, file, engine) for name, file in files.items()}
     if as_json:
         print(json.dumps({name: _objects(rows) for name, rows in all_rows.items()}, indent=2))
@@ -90,11 +90,9 @@ def _objects(rows: list[_Row]) -> list[dict[str, Any]]:
 def _text(rows: list[_Row], *, origin: bool) -> str:
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value, _ in rows]
     width = min(max(map(len, lines)), 70)
-    sources = [source for _, _, source in rows]
-    return "\n".join(
-        printable(f"{line:<{width}}  # {source}" if origin else line)
-        for line, source in zip(lines, sources, strict=True)
-    )
+    if origin:
+        lines = [f"{line:<{width}}  # {source}" for line, (_, _, source) in zip(lines, rows, strict=True)]
+    return "\n".join(map(printable, lines))
 
 
 def _origin(keys: Keys, origins: Mapping[Keys, str]) -> str:

@@ -1,8 +1,7 @@
 """Train a tiny vision-language model to read digits; write the model and the held-out digits next to this file.
 
 The data set is scikit-learn's copy of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998,
-https://doi.org/10.24432/C50P49), licensed under CC BY 4.0. The images are scaled to 8 bits. Training takes some minutes
-on one core:
+UCI Machine Learning Repository). The images are scaled to 8 bits. Training takes some minutes on one core:
 
     pip install scikit-learn
     PYTHONPATH=tests:tests/unit:tests/integration:tests/e2e python -m clients.digits.train

@@ -31,7 +31,7 @@ class ImageFeatures(NamedTuple):
     deepstack: tuple[Tensor, ...] = ()
 
     def clone(self) -> "ImageFeatures":
-        """Return a copy in memory of its own. Later steps may overwrite the memory of a tower's output."""
+        """Return a copy. Later steps may overwrite the output of a tower."""
         return ImageFeatures(self.embeddings.clone(), tuple(layer.clone() for layer in self.deepstack))
 
 

@@ -7,6 +7,7 @@ head.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
@@ -54,6 +55,16 @@ class DeltaSizes:
     def mixed(self) -> int:
         """C, the number of query, key and value numbers per token in all heads together."""
         return 2 * self.keys + self.values
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the recurrent state of one sequence: of `DeltaCache.conv` and of `DeltaCache.state`."""
+        return (self.kernel - 1, self.mixed), (self.heads, self.key_dim, self.value_dim)
+
+    @property
+    def state_bytes(self) -> int:
+        """Number of bytes of the recurrent state of one sequence, in float32."""
+        return 4 * sum(map(prod, self.state_shapes))
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class DeltaRule:
         self._weights = weights
         self._norm = norm
         self._device = device
-        self._state = (sizes.kernel - 1, sizes.mixed), (sizes.heads, sizes.key_dim, sizes.value_dim)
+        self._state_shapes = sizes.state_shapes
         keys = (sizes.key_heads, sizes.key_dim)
         self._head_shapes = (keys, keys, (sizes.heads, sizes.value_dim))
         self._widths = [sizes.keys, sizes.keys, sizes.values]
@@ -128,14 +139,9 @@ class DeltaRule:
         # the decode rows of all sequences together, in few kernel launches.
         self._together = device.type != "cpu"
 
-    @staticmethod
-    def state_bytes(sizes: DeltaSizes) -> int:
-        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
-        return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
-
     def new_cache(self, slots: int) -> DeltaCache:
         """Return a cache for `slots` recurrent states, with uninitialized memory."""
-        return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._state))
+        return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._state_shapes))
 
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None

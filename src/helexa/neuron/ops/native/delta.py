@@ -73,11 +73,7 @@ class NativeDelta:
 
     def new_cache(self, slots: int) -> DeltaCache:
         """Return a cache for `slots` recurrent states, with uninitialized memory."""
-        sizes = self._sizes
-        cache = DeltaCache(
-            torch.empty(slots, sizes.kernel - 1, sizes.mixed),
-            torch.empty(slots, sizes.heads, sizes.key_dim, sizes.value_dim),
-        )
+        cache = DeltaCache(*(torch.empty(slots, *shape) for shape in self._sizes.state_shapes))
         self._register(cache)
         return cache
 

@@ -309,7 +309,7 @@ class NativeOps(Ops):
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
         """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
-        return DeltaRule.state_bytes(sizes)
+        return sizes.state_bytes
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         """Return an operator that computes a Gated DeltaNet layer without its input and output projections.

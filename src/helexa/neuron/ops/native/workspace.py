@@ -16,7 +16,7 @@ class Workspace:
     """Allocator for temporary tensors. The memory of a tensor returns to a free list when its last view is freed.
 
     A captured graph uses the same memory in each replay, even though this memory is in the free list between replays.
-    This is safe because only one graph runs at a time.
+    A tensor is therefore valid only until the next graph runs. Copy a tensor that is needed in later steps.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ PLAIN = ("bf16", "f16", "f32")
 NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
 """Names of quantizations: `auto`, the names of the formats, and the names in `PLAIN`, which mean no quantization."""
 
-# Names without a format of their own, which map to the next format with more bits.
+# Names that have no format, and map to the next format with more bits.
 _WITH_MORE_BITS = {"q2k": "q4k", "q3k": "q4k"}
 # Aliases of the formats.
 _ALIASES = {

@@ -82,10 +82,10 @@ static int64_t wait_beyond(signal_count *signal, int64_t number) {
     return now_ns() - start;
 }
 
-/* Return once `players` threads have called this function. */
-static void meet(int64_t players) {
+/* Return once `thread_count` threads have called this function. */
+static void meet(int64_t thread_count) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
-    if (atomic_fetch_add(&arrived, 1) == players - 1) {
+    if (atomic_fetch_add(&arrived, 1) == thread_count - 1) {
         atomic_store(&arrived, 0);
         grow(&meetings, 1);
         return;
@@ -105,21 +105,21 @@ static void add_delay(void) {
     before = total;
 }
 
-static void play(int64_t self, int64_t players) {
+static void play(int64_t self, int64_t thread_count) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
-        for (int64_t offset = 0; offset < players; offset++) {
-            int64_t owner = (self + offset) % players, claimed;
-            int64_t first = items * owner / players, last = items * (owner + 1) / players;
+        for (int64_t offset = 0; offset < thread_count; offset++) {
+            int64_t owner = (self + offset) % thread_count, claimed;
+            int64_t first = items * owner / thread_count, last = items * (owner + 1) / thread_count;
             while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
                 now->run(now->arguments, first + claimed);
                 if (self == 0) ++*progress;
             }
         }
         if (i == count - 1 && atomic_load_explicit(&slept, memory_order_relaxed) > SHORT) add_delay();
-        if (now->waits || i == count - 1) meet(players);
+        if (now->waits || i == count - 1) meet(thread_count);
         if (self == 0) ++*progress; /* even if the other threads took all items */
     }
 }
@@ -181,11 +181,11 @@ int64_t run_graph(const instruction *instructions, int64_t count) {
         ++*progress;
         return 0;
     }
-    int64_t start = now_ns(), players = active;
+    int64_t start = now_ns(), thread_count = active;
     graph = instructions, length = count;
-    for (int64_t i = 0; i < players; i++) memset((void *)counters[i], 0, count * sizeof(counter));
-    if (players > 1) grow(&jobs, JOB + players - atomic_load(&jobs.number) % JOB);
-    play(0, players);
+    for (int64_t i = 0; i < thread_count; i++) memset((void *)counters[i], 0, count * sizeof(counter));
+    if (thread_count > 1) grow(&jobs, JOB + thread_count - atomic_load(&jobs.number) % JOB);
+    play(0, thread_count);
     if (crew > 1) adapt(now_ns() - start);
     return 0;
 }

@@ -14,7 +14,7 @@
 #define SLICE 4
 #endif
 
-/* Products of few rows prefetch the weights that are so many bytes ahead, because the processor prefetches too few. */
+/* Products of one tile prefetch weights this many bytes ahead. The processor itself prefetches too few. */
 #define AHEAD 6144
 
 typedef float slice __attribute__((vector_size(4 * SLICE)));
