@@ -16,6 +16,7 @@ from helexa.neuron.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.host_group.membership import Membership
     from helexa.neuron.host_group.settings import GroupSettings
 
 app = App(name="neuron", help="Serve models on this machine.", version=partial(version_line, "neuron"))
@@ -96,11 +97,11 @@ def serve(
 
     from helexa.core import logs, tracing
     from helexa.core.source import ModelSource
+    from helexa.http.loop import run
     from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
     from helexa.neuron.processes import heap
     from helexa.neuron.requests import prompt_log
     from helexa.neuron.server.access import exposure
-    from helexa.neuron.server.app import NodeServer, create_app
 
     heap.bound()
     warnings: list[str] = []
@@ -146,7 +147,22 @@ def serve(
     log.info("listening on http://%s:%d", settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
-    NodeServer(create_app(settings, group=membership), settings.drain_secs).run(listener)
+    run(_serve(settings, listener, membership))
+
+
+async def _serve(settings: "NeuronConfig", listener: socket.socket, group: "Membership | None") -> None:
+    """Serve on a listening socket until a signal stops the process."""
+    from helexa.neuron.engine_client.warm_standby import WarmStandby
+
+    standby = WarmStandby()
+    try:
+        if settings.default_models:
+            await standby.begin()  # the engine process imports torch while this process imports the server
+        from helexa.neuron.server.app import NodeServer, create_app
+
+        await NodeServer(create_app(settings, standby=standby, group=group), settings.drain_secs).serve(listener)
+    finally:
+        await standby.close()
 
 
 @app.command

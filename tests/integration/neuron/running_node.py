@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from yarl import URL
 
 from helexa.http.listener import Listener, bind
 from helexa.neuron.config import read_config
+from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.server.app import NodeConnection, create_app
 from neuron.fake_models import ENGINE
 
@@ -55,7 +58,7 @@ async def running(
         engine: command of the engine; None for the real engine.
         port: port to listen on.
     """
-    app = create_app(read_config(None, environ), engine_command=engine)
+    app = create_app(read_config(None, environ), standby=WarmStandby(partial(Child.spawn, engine)))
     server = Listener(app, connection=NodeConnection)
     listener = bind(("127.0.0.1", port))
     serving = asyncio.create_task(server.serve(listener))

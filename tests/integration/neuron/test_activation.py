@@ -10,11 +10,13 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, ModelSpec
-from helexa.neuron.config import read_config
+from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.lifecycle import registry as registry_module
 from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
+from helexa.neuron.server.app import create_app
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import ENGINE, make_model, release, starts, until
@@ -112,6 +114,28 @@ async def test_download_progress_is_reported(hub: FakeHub, registry: Registry):
 
 async def test_node_without_default_models_is_ready_at_once(registry: Registry):
     assert Activation(registry, []).snapshot().state == "ready"
+
+
+@pytest.mark.parametrize("models", [["good"], ["bad"], ["bad", "good"]], ids="-".join)
+async def test_first_default_model_takes_the_standby_process(tmp_path: Path, models: list[str]):
+    children: list[Child] = []
+
+    async def spawn() -> Child:
+        children.append(await Child.spawn(ENGINE))
+        return children[-1]
+
+    sources = {"good": f"file:{make_model(tmp_path)}", "bad": f"file:{tmp_path / 'missing'}"}
+    config = read_config(None, {})
+    config.default_models = [DefaultModel(model_id=f"org/{name}", source=sources[name]) for name in models]
+    standby = WarmStandby(spawn)
+    await standby.begin()
+    app = create_app(config, standby=standby)
+    async with app.router.lifespan_context(app):
+        await until(lambda: app.state.activation.snapshot().state == "ready")
+        assert len(app.state.registry.models()) == models.count("good")
+        await until(lambda: children[0].alive == ("good" in models))
+    assert len(children) == 1
+    assert not children[0].alive
 
 
 async def test_next_model_is_loaded_after_a_final_failure(registry: Registry, tmp_path: Path):

@@ -271,12 +271,16 @@ async def node_with_an_endless_stream(
 ) -> AsyncIterator[tuple[subprocess.Popen[str], Node, aiohttp.ClientResponse]]:
     """Run a node process with a fake engine and an open stream without end."""
     script = (
-        "import socket, sys\n"
+        "import asyncio, socket, sys\n"
+        "from functools import partial\n"
         "from helexa.neuron.server import app\n"
         "from helexa.neuron.config import read_config\n"
+        "from helexa.neuron.engine_client.child import Child\n"
+        "from helexa.neuron.engine_client.warm_standby import WarmStandby\n"
         "listener = socket.socket(fileno=int(sys.argv[1]))\n"
-        "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
-        "app.NodeServer(node, drain_secs=1).run(listener)\n"
+        "standby = WarmStandby(partial(Child.spawn, sys.argv[2:]))\n"
+        "node = app.create_app(read_config(None), standby=standby)\n"
+        "asyncio.run(app.NodeServer(node, drain_secs=1).serve(listener))\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

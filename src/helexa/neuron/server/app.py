@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,10 +18,9 @@ from helexa.http.connections.connection import Connection
 from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, collect_seldom, on_stop_signals
-from helexa.http.loop import run
 from helexa.http.service_manager import notify
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
 from helexa.neuron.host_group.membership import Membership
 from helexa.neuron.lifecycle.activation import Activation
@@ -49,7 +48,7 @@ _ENDING_SECONDS = 3
 
 
 def create_app(
-    config: NeuronConfig, *, engine_command: Sequence[str] | None = None, group: Membership | None = None
+    config: NeuronConfig, *, standby: WarmStandby | None = None, group: Membership | None = None
 ) -> Starlette:
     """Return the ASGI application of a node. It serves requests while the default models load in the background.
 
@@ -58,7 +57,7 @@ def create_app(
 
     Args:
         config: the node's configuration.
-        engine_command: command line that starts an engine process; None for the default command.
+        standby: starts the engine processes. It may already have started the process of the first default model.
         group: the hosts that compute models together with this node; None if the node has no host group.
     """
     harness = config.harness.torch
@@ -70,20 +69,26 @@ def create_app(
     # Later loads need the cached result of `discover` without waiting, so this call must come first.
     if device.startswith("cuda") and (reason := broken_driver()) is not None:
         log.error("%s (no model can be loaded on %s)", reason, device)
-    registry = Registry(config, Sources(config), device=device, group=group, spawn=partial(Child.spawn, engine_command))
+    engines = standby or WarmStandby()
+    registry = Registry(config, Sources(config), device=device, group=group, spawn=engines.take)
     activation = Activation(registry, config.default_models)
     store = ResponseStore(config.responses)
     monitor = HealthMonitor(registry, activation, responses=store.prefix if store.enabled else None)
 
+    async def load_default_models() -> None:
+        await activation.run()
+        await engines.close()  # if no default model needed a process
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(activation.run()), asyncio.create_task(monitor.run())]
+        tasks = [asyncio.create_task(load_default_models()), asyncio.create_task(monitor.run())]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await registry.close()
+            await engines.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     routes = [
@@ -158,10 +163,6 @@ class NodeServer(Listener):
         self._registry: Registry = app.state.registry
         self._drain_secs = drain_secs
         self._leaving: asyncio.Task[None] | None = None
-
-    def run(self, bound: socket.socket) -> None:
-        """Serve on the socket `bound` in a new event loop until SIGTERM or SIGINT, then exit the process."""
-        run(self.serve(bound))
 
     async def serve(self, bound: socket.socket) -> None:
         """Serve on the socket `bound` until SIGTERM or SIGINT, then exit the process."""

@@ -3,16 +3,18 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from helexa.core.fleet import DeviceHealth
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
-from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
+
+if TYPE_CHECKING:
+    from helexa.core.fleet import DeviceHealth
 
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
 _CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
@@ -87,10 +89,12 @@ def free_memory(device: torch.device, options: EngineOptions) -> int:
     """Return the free memory of a device in bytes. If the ranks run on several devices, return the least of them."""
     if device.type != "cuda":
         return host_memory()[0]
+    from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
+
     return least_free(torch.cuda.mem_get_info(device)[0], options.devices, device_health() if options.devices else [])
 
 
-def least_free(own: int, devices: Sequence[str], readings: Sequence[DeviceHealth]) -> int:
+def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealth]") -> int:
     """Return the least free memory of this process's device and of `devices`, in bytes.
 
     Args:

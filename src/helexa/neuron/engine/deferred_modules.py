@@ -1,0 +1,67 @@
+"""Defers the execution of modules that a program imports but may never use."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+OF_TORCH = (
+    "pynvml",
+    "torch._meta_registrations",
+    "torch.ao",
+    "torch.distributions",
+    "torch.export",
+    "torch.quantization",
+)
+"""Modules that `import torch` executes and engines seldom use. They take a quarter of the time of this import.
+
+`torch._meta_registrations` serves only fake tensors, which `torch.compile` and `torch.export` use.
+"""
+
+
+def defer(names: Sequence[str]) -> None:
+    """Execute each of the modules `names` only when one of its attributes is first read, instead of at its import.
+
+    The standard library's `LazyLoader` executes a module already at its second import.
+    """
+    sys.meta_path.insert(0, _Finder(names))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in self._names else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _DeferringLoader(spec.loader)
+        return spec
+
+
+class _DeferringLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> "_DeferredModule":
+        return _DeferredModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+    def execute(self, module: ModuleType) -> None:
+        module.__class__ = ModuleType
+        self._loader.exec_module(module)
+
+
+class _DeferredModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)  # the import system and `inspect` read such attributes
+        loader = self.__loader__
+        assert isinstance(loader, _DeferringLoader)
+        loader.execute(self)
+        return getattr(self, name)
