@@ -10,8 +10,9 @@ There is one line per row with the median and each run's value:
 
     listening, loaded, first_answer     seconds from the start of the process until the node accepts connections, has
                                         loaded the model, and has answered the first request
-    memory@1, memory@16                 MiB of the server process and of the engine process after the first answer, and
-                                        after the 16 answers; also as multiples of the model's file size (`per_file`)
+    memory@1, memory@16                 MiB of the server process with its template process, and of the engine process,
+                                        after the first answer and after the 16 answers; also as multiples of the
+                                        model's file size (`per_file`)
     helexa --help                       duration of the command in milliseconds
 
 `memory@1` and `memory@16` have one line per kind of memory. Resident memory (`rss`) counts a page once for each process
@@ -50,6 +51,7 @@ from support.servers import (
 from helexa.core.errors import HelexaError
 
 STREAMS, TOKENS = 16, 64
+ENGINE = "helexa.neuron.engine.process"
 START_THRESHOLD, RESIDENT_THRESHOLD = 3.0, 2.5
 
 Memory = dict[str, float]
@@ -58,16 +60,17 @@ Memory = dict[str, float]
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory of a node: of its server process and of its engine process."""
+    """Memory of a node: of its server process and template process, and of its engine process."""
 
     server: Memory
     engine: Memory
 
     @classmethod
     def current(cls, node: psutil.Process) -> "Holding":
-        """Measure the memory of the server process and the engine process of a running node."""
-        engines = [memory(child) for child in node.children(recursive=True)]
-        return cls(memory(node), {kind: sum(entry[kind] for entry in engines) for kind in engines[0]})
+        """Measure the memory of a running node."""
+        (engine,) = (child for child in node.children() if ENGINE in child.cmdline())
+        servers = [memory(process) for process in (node, *node.children()) if process != engine]
+        return cls({kind: sum(entry[kind] for entry in servers) for kind in servers[0]}, memory(engine))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import re
 import subprocess
 from datetime import datetime
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +86,8 @@ def _commit() -> tuple[str, bool | None]:
 
 
 def _commit_from_pip() -> str | None:
+    from importlib import metadata  # slow to import, and every process of helexa imports this module
+
     try:
         text = metadata.distribution("helexa").read_text("direct_url.json")
         return json.loads(text or "{}").get("vcs_info", {}).get("commit_id")

@@ -378,6 +378,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults, **stated}
     if spec.tool_parser is not None:
         text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
+    _ = text.capabilities  # starts the template process, which would otherwise delay the first request
     return text
 
 
