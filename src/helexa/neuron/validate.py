@@ -33,15 +33,13 @@ async def validate(config: NeuronConfig, spec: ModelSpec) -> AsyncIterator[Check
     """
     torch = config.harness.torch
     device = default_device() if torch.device == "auto" else torch.device
-    failed = False
-    for check in (
-        *look_at_machine(torch.device),
-        *look_at_kernels(torch, device, ""),
-        *look_at_folder(cache_root(config.cache.dir), "model files, compiled kernels and packed weights"),
-    ):
-        failed |= check.level == "fault"
+    checks = [*look_at_machine(torch.device)]
+    if not _failed(checks):  # without a driver, the kernels' check would report the same fault again
+        checks += look_at_kernels(torch, device, "")
+    checks += look_at_folder(cache_root(config.cache.dir), "model files, compiled kernels and packed weights")
+    for check in checks:
         yield check
-    if failed:
+    if _failed(checks):
         return
     registry = Registry(config, Sources(config), device=device)
     try:
@@ -55,6 +53,10 @@ async def validate(config: NeuronConfig, spec: ModelSpec) -> AsyncIterator[Check
         yield CheckResult("load", "fault", f"{spec.model_id}: {error}")
     finally:
         await registry.close()
+
+
+def _failed(checks: list[CheckResult]) -> bool:
+    return any(check.level == "fault" for check in checks)
 
 
 def _describe_load(model: ServedModel, seconds: float) -> list[CheckResult]:
