@@ -159,7 +159,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
-        options = msgspec.convert(wanted | {"speculation": False}, EngineOptions)
+        # Without a limit on prompt tokens, few steps pass until all sequences decode, and the first of them stay short.
+        options = msgspec.convert(wanted | {"speculation": False, "max_prefill_beside_decode": 0}, EngineOptions)
         engine = Engine(arguments.model, options, arguments.repetition_penalty)
     except (HelexaError, msgspec.ValidationError) as error:
         raise SystemExit(str(error)) from None
