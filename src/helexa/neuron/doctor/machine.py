@@ -16,6 +16,7 @@ from helexa.neuron.hardware.triton_toolchain import triton_missing
 _INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
+    "avx_vnni": "AVX-VNNI",
     "avx512_vnni": "AVX512-VNNI",
     "avx512_bf16": "AVX512-BF16",
     "asimd": "NEON",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.machine_code import compilation
+from helexa.neuron.ops.native.machine_code import compilation, prebuilt
 from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 
@@ -39,24 +39,31 @@ def native(library: KernelLibrary) -> NativeOps:
 @pytest.fixture(scope="session")
 def with_avx2(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     """The kernels as compiled for processors with AVX2 but not AVX-512."""
-    return _compiled("x86-64-v3", tmp_path_factory.mktemp("kernels"))
+    return _compiled("x86_64_v3", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def with_avx_vnni(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The kernels as compiled for processors with AVX2 and AVX-VNNI but not AVX-512."""
+    return _compiled("x86_64_v3_vnni", tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     """The kernels as compiled without any instruction set extension."""
-    return _compiled("x86-64", tmp_path_factory.mktemp("kernels"))
+    return _compiled("x86_64", tmp_path_factory.mktemp("kernels"))
 
 
-def _compiled(level: str, folder: Path) -> KernelLibrary:
-    if platform.machine() != "x86_64" or (level.endswith("v3") and not torch.cpu._is_avx2_supported()):
-        pytest.skip(f"this processor is no {level}")
+def _compiled(name: str, folder: Path) -> KernelLibrary:
+    (level,) = (level for level in prebuilt.LEVELS if level.name == name)
+    if level.machine != platform.machine() or not level.requires <= prebuilt.processor_flags():
+        pytest.skip(f"this processor is no {name}")
     cc = shutil.which("gcc") or shutil.which("clang")
     if cc is None:
         pytest.skip("no C compiler on this machine: plain torch serves")
     # -O1 compiles in a third of -O3's time. No flag allows different rounding, so the results are the same.
     flags = [flag for flag in compilation.FLAGS if not flag.startswith("-O")]
     sources = [path for path in compilation.sources() if path.suffix == ".c"]
-    command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
+    command = [cc, "-O1", "-shared", *level.flags, *flags, *sources, "-o", folder / "kernels.so", "-lm"]
     subprocess.run(command, capture_output=True, check=True, timeout=120)
-    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level, origin=level)
+    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=name, origin=name)

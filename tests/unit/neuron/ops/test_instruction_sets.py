@@ -52,6 +52,17 @@ def attention_holds(library: KernelLibrary, bits: int, kind: AttentionKind) -> N
     assert all(torch.equal(out[-1], outs[0][0]) for out in outs[1:])
 
 
+def mixture_holds(library: KernelLibrary) -> None:
+    """Assert that a mixture of experts is as accurate as its experts one by one."""
+    ops, routing, clamp = NativeOps(library, 2), Routing(4, "shares"), Clamp(1.702, 0.5)
+    layer_experts = experts(ops, ALIKE, biased=True)
+    x, scores = inputs()
+    near(
+        ops.mixture(layer_experts, routing, clamp)(x, scores),
+        expert_by_expert(ops, layer_experts, routing, clamp)(x, scores),
+    )
+
+
 def norm_and_activation_hold(library: KernelLibrary) -> None:
     ops, x, weight = NativeOps(library, 2), torch.randn(3, 64), torch.randn(64)
     expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
@@ -66,6 +77,12 @@ def norm_and_activation_hold(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("name", random_weights.ALL)
 def test_products_with_avx2(with_avx2: KernelLibrary, name: str, bits: int) -> None:
     products_hold(with_avx2, name, bits)
+
+
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_products_with_avx_vnni(with_avx_vnni: KernelLibrary, name: str, bits: int) -> None:
+    products_hold(with_avx_vnni, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
@@ -104,11 +121,20 @@ def test_quantization_without_special_instructions(portable: KernelLibrary, name
     holds(NativeOps(portable, 2), heavy_tailed(50, 512).half(), name)
 
 
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_products_with_avx2_and_with_avx_vnni_are_equal(
+    with_avx2: KernelLibrary, with_avx_vnni: KernelLibrary, name: str, bits: int
+) -> None:
+    weight, x = random_weights.make(name, 50, 512), torch.randn(17, 512)
+    x[:, 7] *= 40
+    first, second = (NativeOps(library, 2, x_bits=bits) for library in (with_avx2, with_avx_vnni))
+    assert torch.equal(first.linear([first.matrix(weight)], None)(x), second.linear([second.matrix(weight)], None)(x))
+
+
 def test_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
-    ops, routing, clamp = NativeOps(with_avx2, 2), Routing(4, "shares"), Clamp(1.702, 0.5)
-    layer_experts = experts(ops, ALIKE, biased=True)
-    x, scores = inputs()
-    near(
-        ops.mixture(layer_experts, routing, clamp)(x, scores),
-        expert_by_expert(ops, layer_experts, routing, clamp)(x, scores),
-    )
+    mixture_holds(with_avx2)
+
+
+def test_mixture_with_avx_vnni(with_avx_vnni: KernelLibrary) -> None:
+    mixture_holds(with_avx_vnni)

@@ -18,7 +18,7 @@
 #endif
 #define CACHED 131072 /* bytes of activations per item, which stay in the L2 cache */
 #define LEAST_ROWS 48 /* minimum rows per item */
-#ifdef __AVX512VNNI__
+#ifdef VNNI
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
 #define PARTS 2 /* lower and upper bytes */
 #else
@@ -230,12 +230,12 @@ INLINE void round_group(block *to, lanes low, lanes high, float limit) {
         /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
         words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
         quad *quads = to->codes[0] + half * QUADS / 2;
-#if defined(__AVX512VNNI__)
-        words uppers = (codes + 128) >> 8, lowers = codes - (uppers << 8);
-        _mm_storeu_si128((__m128i *)quads, _mm512_cvtepi32_epi8((__m512i)lowers));
-        _mm_storeu_si128((__m128i *)(quads + QUADS), _mm512_cvtepi32_epi8((__m512i)uppers));
-        uint32_t nonzero = _mm512_test_epi32_mask((__m512i)uppers, (__m512i)uppers);
-        for (int q = 0; q < QUADS / 2; q++) upper |= (nonzero >> 4 * q & 15 ? 1 : 0) << (half * QUADS / 2 + q);
+#if defined(VNNI)
+        words uppers = (codes + 128) >> 8;
+        bytes16 narrow[PARTS] = {__builtin_convertvector(codes - (uppers << 8), bytes16),
+                               __builtin_convertvector(uppers, bytes16)};
+        for (int part = 0; part < PARTS; part++) memcpy(quads + part * QUADS, narrow + part, sizeof *narrow);
+        for (int q = 0; q < QUADS / 2; q++) upper |= (quads[QUADS + q].bytes ? 1 : 0) << (half * QUADS / 2 + q);
 #else
         uint64_t twos[QUADS], low = 0x0000ffff0000ffff;
         memcpy(twos, &codes, sizeof twos);

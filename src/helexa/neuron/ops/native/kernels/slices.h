@@ -14,6 +14,11 @@
 #define SLICE 4
 #endif
 
+/* VNNI: the processor has an instruction for the dot products of four bytes. */
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && SLICE == 8)
+#define VNNI
+#endif
+
 /* Products of one tile prefetch weights this many bytes ahead. The processor itself prefetches too few. */
 #define AHEAD 6144
 
@@ -108,14 +113,14 @@ INLINE slice slice_of_signed(const uint8_t *from) {
 /* Four activations, which every lane multiplies with its own four codes. With VNNI, the activations have 8 bits.
  * Without VNNI, they have 16 bits, in the order first, third, second, fourth. */
 typedef struct {
-#if defined(__AVX512VNNI__)
+#if defined(VNNI)
     int32_t bytes;
 #else
     int32_t pairs[2];
 #endif
 } quad;
 
-#if !defined(__AVX512VNNI__)
+#if !defined(VNNI)
 /* Return, for each lane, acc + the dot product of the lane's two 16-bit numbers in `numbers`, which must not be
  * negative, and the two 16-bit numbers in `pair`. */
 INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
@@ -133,6 +138,8 @@ INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
 #if defined(__AVX512VNNI__)
     return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four->bytes));
+#elif defined(VNNI)
+    return (slice_words)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)codes, _mm256_set1_epi32(four->bytes));
 #else
     acc = dot_pair(acc, codes & 0x00ff00ffu, four->pairs[0]);
     return dot_pair(acc, codes >> 8 & 0x00ff00ffu, four->pairs[1]);

@@ -40,6 +40,7 @@ LEVELS = (
     ),
     Level("x86_64_v4_vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Level("x86_64_v4", "x86_64", ("-march=x86-64-v4",), _V4),
+    Level("x86_64_v3_vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
     Level("x86_64_v3", "x86_64", ("-march=x86-64-v3",), _V3),
     Level("x86_64", "x86_64", ("-march=x86-64",)),
     Level("armv8_a", "aarch64", ("-march=armv8-a",)),
@@ -49,15 +50,20 @@ LEVELS = (
 
 def prebuilt_library() -> Path | None:
     """Return the fastest prebuilt library that this processor runs; None if the installation has no such library."""
-    try:
-        lines = _CPU_INFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    # Different cores can have different flags: use only flags of all cores.
-    cores = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
-    available = set.intersection(*cores) if cores else set()
+    available = processor_flags()
     for level in LEVELS:
         path = LIBRARIES / f"{level.name}.so"
         if level.machine == platform.machine() and level.requires <= available and path.is_file():
             return path
     return None
+
+
+def processor_flags() -> set[str]:
+    """Return the instruction sets that all cores support, by their names in `/proc/cpuinfo`; empty if unknown."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return set()
+    # Different cores can have different flags.
+    cores = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    return set.intersection(*cores) if cores else set()
