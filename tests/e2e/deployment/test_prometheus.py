@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import subprocess
+import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,10 +83,14 @@ def prometheus(program: Command, tmp_path: Path) -> Iterator[Callable[[str, str]
 
 
 def values(prometheus_url: str, query: str) -> list[float]:
-    """Return the current values of a query, without NaN. Empty before Prometheus listens."""
+    """Return the current values of a query, without NaN. Empty before Prometheus is ready."""
     try:
         answer: dict[str, Any] = get(f"{prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
     except ConnectionError:
+        return []
+    except urllib.error.HTTPError as error:
+        assert error.code == 503, error
+        error.close()
         return []
     except OSError as error:  # urllib wraps a refused connection
         assert isinstance(error.__cause__ or error.args[0], ConnectionError), error
