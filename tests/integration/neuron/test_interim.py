@@ -1,6 +1,7 @@
 """`102 Processing` responses and real HTTP clients."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -97,7 +98,10 @@ async def by_the_gateway(url: str) -> bytes:
         client.close()
 
 
-@pytest.mark.parametrize("post", [by_aiohttp, by_httpx, by_curl, by_the_gateway])
+NO_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+
+
+@pytest.mark.parametrize("post", [by_aiohttp, by_httpx, pytest.param(by_curl, marks=NO_CURL), by_the_gateway])
 async def test_client_gets_interim_responses_before_the_response(
     monkeypatch: pytest.MonkeyPatch, post: Callable[[str], Awaitable[bytes]]
 ) -> None:

