@@ -68,8 +68,9 @@ class Holding:
     @classmethod
     def current(cls, node: psutil.Process) -> "Holding":
         """Measure the memory of a running node."""
-        (engine,) = (child for child in node.children() if ENGINE in child.cmdline())
-        servers = [memory(process) for process in (node, *node.children()) if process != engine]
+        children = node.children()
+        (engine,) = (child for child in children if ENGINE in child.cmdline())
+        servers = [memory(process) for process in (node, *children) if process != engine]
         return cls({kind: sum(entry[kind] for entry in servers) for kind in servers[0]}, memory(engine))
 
 

@@ -150,21 +150,6 @@ def serve(
     run(_serve(settings, listener, membership))
 
 
-async def _serve(settings: "NeuronConfig", listener: socket.socket, group: "Membership | None") -> None:
-    """Serve on a listening socket until a signal stops the process."""
-    from helexa.neuron.engine_client.warm_standby import WarmStandby
-
-    standby = WarmStandby()
-    try:
-        if settings.default_models:
-            await standby.begin()  # the engine process imports torch while this process imports the server
-        from helexa.neuron.server.app import NodeServer, create_app
-
-        await NodeServer(create_app(settings, standby=standby, group=group), settings.drain_secs).serve(listener)
-    finally:
-        await standby.close()
-
-
 @app.command
 def doctor(
     *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
@@ -314,3 +299,18 @@ def _listen(host: str, port: int, config: Path | None) -> socket.socket:
         ) from None
     except ConfigError as error:
         raise ConfigError(f"{error}; choose another address with --host, or host and {place}") from None
+
+
+async def _serve(settings: "NeuronConfig", listener: socket.socket, group: "Membership | None") -> None:
+    """Serve on a listening socket until a signal stops the process."""
+    from helexa.neuron.engine_client.warm_standby import WarmStandby
+
+    standby = WarmStandby()
+    try:
+        if settings.default_models:
+            await standby.begin()  # the engine process imports torch while this process imports the server
+        from helexa.neuron.server.app import NodeServer, create_app
+
+        await NodeServer(create_app(settings, standby=standby, group=group), settings.drain_secs).serve(listener)
+    finally:
+        await standby.close()

@@ -5,14 +5,14 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from helexa.core.version import __version__
 from helexa.neuron.doctor.check_result import CheckResult
 from helexa.neuron.hardware.discovery import broken_driver, discover, overlooked, torch_version
 from helexa.neuron.hardware.triton_toolchain import triton_missing
+from helexa.neuron.ops.native.machine_code.prebuilt import processor_flags
 
-# Names in /proc/cpuinfo of the instruction sets that the kernels use.
+# Flags in /proc/cpuinfo of the instruction sets that the kernels can use, and their names.
 _INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -35,11 +35,12 @@ def look_at_machine(device: str) -> Iterator[CheckResult]:
     memory = f"{facts.memory_total_mb} MiB of memory"
     yield CheckResult("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
     yield CheckResult("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
-    instructions = _instructions()
-    if instructions:
-        yield CheckResult("machine", "fine", f"instruction sets used by kernels: {', '.join(instructions)}")
-    elif instructions is not None:
-        yield CheckResult("machine", "note", "instruction sets used by kernels: none; inference will be slow")
+    if flags := processor_flags():
+        instructions = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
+        if instructions:
+            yield CheckResult("machine", "fine", f"instruction sets for kernels: {', '.join(instructions)}")
+        else:
+            yield CheckResult("machine", "note", "instruction sets for kernels: none; inference will be slow")
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None:
         yield CheckResult("compiler", "fine", f"C compiler: {compiler}, {_version(compiler)}")
@@ -80,16 +81,6 @@ def _triton() -> Iterator[CheckResult]:
         yield CheckResult("kernels", "fine", "Triton can build kernels for NVIDIA devices")
     else:
         yield CheckResult("kernels", "note", f"to make it faster: {missing}")
-
-
-def _instructions() -> list[str] | None:
-    """Return the names of the instruction sets in `_INSTRUCTIONS` that this CPU supports; None if unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
-    return [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
 
 
 def _version(compiler: str) -> str:

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-OF_TORCH = (
+IMPORTED_BY_TORCH = (
     "pynvml",
     "torch._meta_registrations",
     "torch.ao",
@@ -17,7 +17,8 @@ OF_TORCH = (
 )
 """Modules that `import torch` executes and engines seldom use. They take a quarter of the time of this import.
 
-`torch._meta_registrations` serves only fake tensors, which `torch.compile` and `torch.export` use.
+`torch._meta_registrations` is needed only for computing with meta tensors, as `torch.compile` and `torch.export` do.
+Engines use meta tensors only for their shapes and dtypes.
 """
 
 

@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from helexa.neuron.engine.deferred_modules import OF_TORCH, defer
+from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.ipc.frames import receive
 from helexa.neuron.engine.ipc.messages import Load
 from helexa.neuron.engine.ranks import cpu_binding
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
-    defer(OF_TORCH)
+    defer(IMPORTED_BY_TORCH)
     # Importing torch is slow, so a warm standby process imports it before it receives `Load`.
     from helexa.neuron.engine.load_report import load_reporting
     from helexa.neuron.engine.loop import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.engine.deferred_modules import OF_TORCH, defer
+from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def test_unknown_attribute_and_unknown_module(package: list[str]):
 def test_import_of_torch_leaves_modules_deferred():
     script = (
         "import sys\n"
-        "from helexa.neuron.engine.deferred_modules import OF_TORCH, defer\n"
-        "defer(OF_TORCH)\n"
+        "from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer\n"
+        "defer(IMPORTED_BY_TORCH)\n"
         "import torch\n"
-        "deferred = [name for name in OF_TORCH if type(sys.modules.get(name)).__name__ == '_DeferredModule']\n"
+        "deferred = [name for name in IMPORTED_BY_TORCH if type(sys.modules.get(name)).__name__ == '_DeferredModule']\n"
         "print(*deferred)\n"
         "assert torch.distributions.Normal(0.0, 1.0).mean == 0\n"
         "assert torch.export.Dim('rows').__name__ == 'rows'\n"
         "assert torch.ao.quantization.default_qconfig\n"
     )
     printed = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert set(OF_TORCH) - set(printed.split()) <= {"pynvml"}  # may not be installed
+    assert set(IMPORTED_BY_TORCH) - set(printed.split()) <= {"pynvml"}  # may not be installed

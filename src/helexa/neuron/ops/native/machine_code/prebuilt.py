@@ -65,5 +65,5 @@ def processor_flags() -> set[str]:
     except OSError:
         return set()
     # Different cores can have different flags.
-    cores = [set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    cores = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
     return set.intersection(*cores) if cores else set()
