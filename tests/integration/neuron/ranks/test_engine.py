@@ -186,7 +186,8 @@ async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
         ("rank1/error@load", r"^rank 1: .*injected: error'\)$"),
         ("rank1/oom@load", r"^SmolLM2-135M-Instruct\.Q4_1\.gguf does not fit into memory \(rank 1: out of memory\)$"),
         ("rank1/fault@load", r"^rank 1: injected: device error$"),
-        ("rank1/exit@load", r"the process of rank 1 ended with exit code 77.* while loading the model$"),
+        # Either the main thread or the thread that waits for the process reports the end first.
+        ("rank1/exit@load", r"the process of rank 1 ended with exit code 77"),
     ],
 )
 async def test_rank_that_fails_to_load_fails_the_load(
