@@ -26,7 +26,7 @@ typedef int32_t words8 __attribute__((vector_size(32)));
 typedef int32_t words4 __attribute__((vector_size(16)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 
-INLINE lanes all(float value) { return (lanes){0} + value; }
+INLINE lanes all(float value) { return value - (lanes){0}; }
 
 INLINE lanes load(const float *from) {
     lanes value;
@@ -136,17 +136,58 @@ INLINE float largest(lanes value) {
 #endif
 }
 
-INLINE int32_t sum_words(words value) {
+/* Return the largest magnitude of 32 numbers, or infinity or NaN if any number is infinite or NaN. Compared as integers,
+ * magnitudes have the same order as numbers, and NaN is the largest. */
+INLINE float largest_size(lanes a, lanes b) {
+    words x = (words)a & 0x7fffffff, y = (words)b & 0x7fffffff;
+    int32_t most;
+    float size;
 #if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)value);
+    most = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)x, (__m512i)y));
 #else
     words8 eighths[2];
-    memcpy(eighths, &value, sizeof value);
-    eighths[0] += eighths[1];
-    words4 quarters[2];
-    memcpy(quarters, eighths, sizeof quarters);
-    quarters[0] += quarters[1];
-    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
+    words above = x > y;
+    x = (x & above) | (y & ~above);
+    memcpy(eighths, &x, sizeof x);
+    words8 more = eighths[0] > eighths[1];
+    eighths[0] = (eighths[0] & more) | (eighths[1] & ~more);
+    most = eighths[0][0];
+    for (int i = 1; i < 8; i++) most = eighths[0][i] > most ? eighths[0][i] : most;
+#endif
+    memcpy(&size, &most, sizeof size);
+    return size;
+}
+
+/* sums[i] = the sum of the words of values[i], for two vectors. */
+INLINE void sum_words(const words *values, int32_t *sums) {
+#if defined(__AVX512F__)
+    __m512i first = (__m512i)values[0], second = (__m512i)values[1];
+    __m512i both = _mm512_add_epi32(_mm512_shuffle_i64x2(first, second, 0x44),
+                                    _mm512_shuffle_i64x2(first, second, 0xee));
+    both = _mm512_add_epi32(both, _mm512_shuffle_i64x2(both, both, 0xb1));
+    both = _mm512_add_epi32(both, _mm512_shuffle_epi32(both, 0x4e));
+    both = _mm512_add_epi32(both, _mm512_shuffle_epi32(both, 0xb1));
+    sums[0] = ((words)both)[0], sums[1] = ((words)both)[8];
+#else
+    for (int i = 0; i < 2; i++) {
+        words8 eighths[2];
+        words4 quarters[2];
+        memcpy(eighths, values + i, sizeof eighths);
+        eighths[0] += eighths[1];
+        memcpy(quarters, eighths, sizeof quarters);
+        quarters[0] += quarters[1];
+        sums[i] = (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
+    }
+#endif
+}
+
+/* Return a number whose bit i is set if word i is not 0. */
+INLINE int32_t nonzero(words4 value) {
+    words4 set = value != 0;
+#if defined(__x86_64__)
+    return _mm_movemask_ps((__m128)set);
+#else
+    return (set[0] & 1) | (set[1] & 2) | (set[2] & 4) | (set[3] & 8);
 #endif
 }
 

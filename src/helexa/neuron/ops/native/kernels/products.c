@@ -93,7 +93,6 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         const uint8_t *from[MAX_TILES];
         for (int t = 0; t < tiles; t++) {
             from[t] = lane_codes(f, tile + t * distance, g, lane);
-            unpack_scales(f, tile + t * distance, g, lane, scale[t], minimum[t]);
             if (ahead) {
                 const uint8_t *later = tile + t * distance + ahead + g * group_bytes(f);
                 for (int64_t line = 0; line < group_bytes(f); line += 64) __builtin_prefetch(later + line);
@@ -101,6 +100,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         }
         if (f.group == GROUP) {
             dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles);
+            for (int t = 0; t < tiles; t++) unpack_scales(f, tile + t * distance, g, lane, scale[t], minimum[t]);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * tiles; i++) {
                 const block *activations = x + i / tiles;
@@ -112,6 +112,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
             continue;
         }
         dot_quads(f, table, from, x, dots, 0, QUADS / 2, rows, tiles);
+        for (int t = 0; t < tiles; t++) unpack_scales(f, tile + t * distance, g, lane, scale[t], minimum[t]);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             dots[i] += f.zero / 32 * x[i / tiles].first;
@@ -213,41 +214,39 @@ KERNEL(multiply, item) {
 }
 
 /* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit` is
- * negative. */
+ * negative. The scale is NaN if any number is infinite or NaN. */
 INLINE void round_group(block *to, lanes low, lanes high, float limit) {
-    float off = sum((low - low) + (high - high)); /* 0 if all numbers are finite, else NaN, which makes the scale NaN */
-    if (off != 0.0f) low = high = (lanes){0};
-    lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
-    float peak = largest(size), scale = peak * (1 / MOST_16), inverse;
+    float peak = largest_size(low, high), scale = peak * (1 / MOST_16);
     if (limit >= 0 && peak > 0) {
         float narrow = (peak < limit ? peak : limit) * (1 / MOST_8);
         scale = narrow > scale ? narrow : scale;
     }
-    inverse = peak > 1e-30f ? 1 / scale : 0.0f;
-    lanes values[2] = {low * inverse, high * inverse};
-    int32_t sums[2] = {0, 0}, upper = 0;
+    float inverse = peak > 1e-30f ? 1 / scale : 0.0f;
+    if (!isfinite(peak)) low = high = (lanes){0}, inverse = 0.0f, scale = NAN;
+    /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
+    words codes[2] = {(words)(low * inverse + 12582912.0f) - 0x4b400000,
+                      (words)(high * inverse + 12582912.0f) - 0x4b400000};
+    int32_t upper = 0, sums[2];
     for (int half = 0; half < 2; half++) {
-        /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
-        words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
         quad *quads = to->codes[0] + half * QUADS / 2;
 #if defined(VNNI)
-        words uppers = (codes + 128) >> 8;
-        bytes16 narrow[PARTS] = {__builtin_convertvector(codes - (uppers << 8), bytes16),
-                               __builtin_convertvector(uppers, bytes16)};
+        words uppers = (codes[half] + 128) >> 8;
+        bytes16 narrow[PARTS] = {__builtin_convertvector(codes[half] - (uppers << 8), bytes16),
+                                 __builtin_convertvector(uppers, bytes16)};
         for (int part = 0; part < PARTS; part++) memcpy(quads + part * QUADS, narrow + part, sizeof *narrow);
-        for (int q = 0; q < QUADS / 2; q++) upper |= (quads[QUADS + q].bytes ? 1 : 0) << (half * QUADS / 2 + q);
+        upper |= nonzero((words4)narrow[PARTS - 1]) << (half * QUADS / 2);
 #else
         uint64_t twos[QUADS], low = 0x0000ffff0000ffff;
-        memcpy(twos, &codes, sizeof twos);
+        memcpy(twos, codes + half, sizeof twos);
         for (int q = 0; q < QUADS / 2; q++) {
             uint64_t four = (twos[2 * q] & low) | (twos[2 * q + 1] & low) << 16;
             memcpy(quads + q, &four, sizeof four);
         }
 #endif
-        sums[half] = sum_words(codes);
     }
-    to->scale = scale + off;
-    to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
+    sum_words(codes, sums);
+    to->scale = scale;
+    to->scaled_sum = scale * (float)(sums[0] + sums[1]);
     to->first = -32 * sums[0], to->second = -32 * sums[1];
     to->upper = upper;
 }
