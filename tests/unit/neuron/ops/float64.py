@@ -13,7 +13,7 @@ from neuron.ops import random_weights
 GROUP = 32
 LARGEST = {16: 127.0 * 256 + 127, 8: 127.0}
 """The code of the largest value of a group, by bits."""
-OUTLIER, SAMPLED = 3.5, 4
+OUTLIER, SAMPLED = 4.0, 4
 """Magnitude of an outlier as a multiple of the mean of a row, of which one of `SAMPLED` groups is measured."""
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32."""

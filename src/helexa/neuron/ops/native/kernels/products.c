@@ -26,7 +26,7 @@
 #define PARTS 1
 #endif
 #define ALL_QUADS 255
-#define OUTLIER 3.5f   /* magnitude of an outlier, as a multiple of the row's mean magnitude */
+#define OUTLIER 4.0f   /* magnitude of an outlier, as a multiple of the row's mean magnitude */
 #define SAMPLED 4      /* one of so many groups of a row determines its mean magnitude */
 #define MOST_8 127.0f
 #define MOST_16 (127 * 256 + 127.0f)
