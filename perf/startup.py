@@ -24,6 +24,7 @@ The verdicts are about `first_answer` and about the resident memory after the fi
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ from helexa.core.errors import HelexaError
 
 STREAMS, TOKENS = 16, 64
 ENGINE = "helexa.neuron.engine.process"
-START_THRESHOLD, RESIDENT_THRESHOLD = 3.0, 2.5
+START_THRESHOLD, RESIDENT_THRESHOLD = 1.2, 2.5
 
 Memory = dict[str, float]
 """Kind of memory -> MiB, as reported by the system."""
@@ -170,6 +171,7 @@ def main() -> None:
         path = local_path(arguments.model)
     except HelexaError as error:
         raise SystemExit(str(error)) from None
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # later starts load compiled modules, as after an installation
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     run(measure(arguments.model, sum(file.stat().st_size for file in files) / 2**20, arguments.runs))
 
