@@ -14,18 +14,18 @@ KERNEL(convolve, item) {
     int64_t first = item % blocks * CONVOLVED, last = first + CONVOLVED < width ? first + CONVOLVED : width;
     const float *x = a->x + s->row * a->stride, zeros[LANES] = {0};
     float *state = a->state + s->slot * past * width, *out = a->out + s->row * width;
-    for (int64_t t = 0; t < s->rows; t++)
+    const float *inputs[a->taps];
+    for (int64_t t = 0; t < s->rows; t++) {
+        int64_t begin = s->initial && t < past ? past - t : 0; /* inputs before the first token are 0 */
+        for (int64_t tap = begin, token = t + tap - past; tap <= past; tap++, token++)
+            inputs[tap] = token >= 0 ? x + token * a->stride : state + (past + token) * width;
         for (int64_t i = first; i < last; i += LANES) {
             lanes total = {0};
-            for (int64_t tap = 0; tap <= past; tap++) {
-                int64_t token = t + tap - past;
-                const float *input = token >= 0   ? x + token * a->stride + i
-                                     : s->initial ? zeros
-                                                  : state + (past + token) * width + i;
-                total = fused(load(input), load(a->weights + tap * width + i), total);
-            }
+            for (int64_t tap = begin; tap <= past; tap++)
+                total = fused(load(inputs[tap] + i), load(a->weights + tap * width + i), total);
             store(out + t * width + i, gated(total, SILU));
         }
+    }
     for (int64_t place = 0; place < past; place++) { /* in ascending order, because inputs move to lower places */
         int64_t token = s->settled + place - past;
         for (int64_t i = first; i < last; i += LANES) {
