@@ -12,6 +12,7 @@ import msgspec
 
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.doctor.check_result import CheckResult
+from helexa.neuron.doctor.compiled_modules import look_at_compiled_modules
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.hardware.discovery import torch_version
 
@@ -72,6 +73,7 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield CheckResult("kernels", "fault", f"no engine can run: {error}")
         return
+    yield from look_at_compiled_modules("torch")
     for entry in survey.devices:
         threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
         free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
