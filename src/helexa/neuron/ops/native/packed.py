@@ -39,7 +39,8 @@ class PackedMatrix:
 class HugeMemory:
     """Allocator for weight memory, which uses huge pages if the operating system supports them.
 
-    Huge pages are faster here, because each step reads all weights.
+    Huge pages are faster here, because each step reads all weights. With the weights in a mapped file, whose pages have
+    4 KiB, decoding took 1 to 5 % longer.
 
     Args:
         chunk: bytes per allocation from the operating system.
