@@ -1,5 +1,6 @@
 """Check whether Python keeps the compiled modules of a package. If not, each start of a process compiles them again."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib.util import cache_from_source, find_spec
@@ -17,5 +18,6 @@ def look_at_compiled_modules(package: str) -> Iterator[CheckResult]:
     if sys.dont_write_bytecode:
         remedy = "unset PYTHONDONTWRITEBYTECODE"
     else:
-        remedy = f"run '{sys.executable} -m compileall -q {folder}' as a user who may write there"
+        command = shlex.join([sys.executable, "-m", "compileall", "-q", str(folder)])
+        remedy = f"as a user who may write to its folder, run {command}"
     yield CheckResult(package, "note", f"to make starts faster: each start compiles {package} again; {remedy}")

@@ -26,6 +26,7 @@ typedef int32_t words8 __attribute__((vector_size(32)));
 typedef int32_t words4 __attribute__((vector_size(16)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 
+/* Subtracting 0 changes no number, so that the compiler only copies the value to all lanes. Adding 0 would change -0. */
 INLINE lanes all(float value) { return value - (lanes){0}; }
 
 INLINE lanes load(const float *from) {
@@ -144,6 +145,13 @@ INLINE float largest_size(lanes a, lanes b) {
     float size;
 #if defined(__AVX512F__)
     most = _mm512_reduce_max_epi32(_mm512_max_epi32((__m512i)x, (__m512i)y));
+#elif defined(__AVX2__)
+    __m256i first[2], second[2];
+    memcpy(first, &x, sizeof first), memcpy(second, &y, sizeof second);
+    first[0] = _mm256_max_epi32(_mm256_max_epi32(first[0], first[1]), _mm256_max_epi32(second[0], second[1]));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(first[0]), _mm256_extracti128_si256(first[0], 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    most = _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 #else
     words8 eighths[2];
     words above = x > y;
@@ -158,36 +166,28 @@ INLINE float largest_size(lanes a, lanes b) {
     return size;
 }
 
-/* sums[i] = the sum of the words of values[i], for two vectors. */
-INLINE void sum_words(const words *values, int32_t *sums) {
+INLINE int32_t sum_words(words value) {
 #if defined(__AVX512F__)
-    __m512i first = (__m512i)values[0], second = (__m512i)values[1];
-    __m512i both = _mm512_add_epi32(_mm512_shuffle_i64x2(first, second, 0x44),
-                                    _mm512_shuffle_i64x2(first, second, 0xee));
-    both = _mm512_add_epi32(both, _mm512_shuffle_i64x2(both, both, 0xb1));
-    both = _mm512_add_epi32(both, _mm512_shuffle_epi32(both, 0x4e));
-    both = _mm512_add_epi32(both, _mm512_shuffle_epi32(both, 0xb1));
-    sums[0] = ((words)both)[0], sums[1] = ((words)both)[8];
+    return _mm512_reduce_add_epi32((__m512i)value);
 #else
-    for (int i = 0; i < 2; i++) {
-        words8 eighths[2];
-        words4 quarters[2];
-        memcpy(eighths, values + i, sizeof eighths);
-        eighths[0] += eighths[1];
-        memcpy(quarters, eighths, sizeof quarters);
-        quarters[0] += quarters[1];
-        sums[i] = (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
-    }
+    words8 eighths[2];
+    memcpy(eighths, &value, sizeof value);
+    eighths[0] += eighths[1];
+    words4 quarters[2];
+    memcpy(quarters, eighths, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 #endif
 }
 
-/* Return a number whose bit i is set if word i is not 0. */
-INLINE int32_t nonzero(words4 value) {
-    words4 set = value != 0;
-#if defined(__x86_64__)
-    return _mm_movemask_ps((__m128)set);
+/* Return a number whose bit i is set if word i of the four words is not 0. */
+INLINE int32_t nonzero(const void *from) {
+    words4 value;
+    memcpy(&value, from, sizeof value);
+#if defined(__AVX512VL__)
+    return _mm_test_epi32_mask((__m128i)value, (__m128i)value);
 #else
-    return (set[0] & 1) | (set[1] & 2) | (set[2] & 4) | (set[3] & 8);
+    return (value[0] != 0) | (value[1] != 0) << 1 | (value[2] != 0) << 2 | (value[3] != 0) << 3;
 #endif
 }
 

@@ -216,37 +216,37 @@ KERNEL(multiply, item) {
 /* Round 32 numbers. The scale fits numbers up to `limit` into codes of 8 bits, or all numbers into 16 bits if `limit` is
  * negative. The scale is NaN if any number is infinite or NaN. */
 INLINE void round_group(block *to, lanes low, lanes high, float limit) {
-    float peak = largest_size(low, high), scale = peak * (1 / MOST_16);
+    float peak = largest_size(low, high), off = peak - peak, scale = peak * (1 / MOST_16); /* `off` is 0 or NaN */
+    if (off != 0.0f) low = high = (lanes){0};
     if (limit >= 0 && peak > 0) {
         float narrow = (peak < limit ? peak : limit) * (1 / MOST_8);
         scale = narrow > scale ? narrow : scale;
     }
     float inverse = peak > 1e-30f ? 1 / scale : 0.0f;
-    if (!isfinite(peak)) low = high = (lanes){0}, inverse = 0.0f, scale = NAN;
-    /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
-    words codes[2] = {(words)(low * inverse + 12582912.0f) - 0x4b400000,
-                      (words)(high * inverse + 12582912.0f) - 0x4b400000};
-    int32_t upper = 0, sums[2];
+    lanes values[2] = {low * inverse, high * inverse};
+    int32_t sums[2], upper = 0;
     for (int half = 0; half < 2; half++) {
+        /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
+        words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
         quad *quads = to->codes[0] + half * QUADS / 2;
 #if defined(VNNI)
-        words uppers = (codes[half] + 128) >> 8;
-        bytes16 narrow[PARTS] = {__builtin_convertvector(codes[half] - (uppers << 8), bytes16),
+        words uppers = (codes + 128) >> 8;
+        bytes16 narrow[PARTS] = {__builtin_convertvector(codes - (uppers << 8), bytes16),
                                  __builtin_convertvector(uppers, bytes16)};
         for (int part = 0; part < PARTS; part++) memcpy(quads + part * QUADS, narrow + part, sizeof *narrow);
-        upper |= nonzero((words4)narrow[PARTS - 1]) << (half * QUADS / 2);
+        upper |= nonzero(quads + QUADS) << (half * QUADS / 2);
 #else
         uint64_t twos[QUADS], low = 0x0000ffff0000ffff;
-        memcpy(twos, codes + half, sizeof twos);
+        memcpy(twos, &codes, sizeof twos);
         for (int q = 0; q < QUADS / 2; q++) {
             uint64_t four = (twos[2 * q] & low) | (twos[2 * q + 1] & low) << 16;
             memcpy(quads + q, &four, sizeof four);
         }
 #endif
+        sums[half] = sum_words(codes);
     }
-    sum_words(codes, sums);
-    to->scale = scale;
-    to->scaled_sum = scale * (float)(sums[0] + sums[1]);
+    to->scale = scale + off;
+    to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
     to->first = -32 * sums[0], to->second = -32 * sums[1];
     to->upper = upper;
 }

@@ -26,6 +26,7 @@ typedef float slice __attribute__((vector_size(4 * SLICE)));
 typedef int32_t slice_words __attribute__((vector_size(4 * SLICE)));
 typedef uint32_t slice_bits __attribute__((vector_size(4 * SLICE)));
 
+/* See `all`. */
 INLINE slice fill(float value) { return value - (slice){0}; }
 
 INLINE slice_bits slice_load(const void *from) {
