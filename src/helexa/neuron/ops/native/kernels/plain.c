@@ -33,7 +33,8 @@ INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t colu
             second[t] = slice_load(tile + t * columns * LANES + 2 * LANES);
             if (ahead) {
                 const uint8_t *later = (const uint8_t *)(tile + t * columns * LANES) + ahead;
-                __builtin_prefetch(later), __builtin_prefetch(later + 64);
+                if (tiles > 1) prefetch_weights(later), prefetch_weights(later + 64);
+                else __builtin_prefetch(later), __builtin_prefetch(later + 64); /* one tile takes too little time */
             }
         }
 #pragma GCC unroll 8

@@ -95,7 +95,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
             from[t] = lane_codes(f, tile + t * distance, g, lane);
             if (ahead) {
                 const uint8_t *later = tile + t * distance + ahead + g * group_bytes(f);
-                for (int64_t line = 0; line < group_bytes(f); line += 64) __builtin_prefetch(later + line);
+                for (int64_t line = 0; line < group_bytes(f); line += 64) prefetch_weights(later + line);
             }
         }
         if (f.group == GROUP) {
@@ -170,10 +170,10 @@ static int64_t rows_per_item(int64_t groups) {
     return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / MAX_ROWS * MAX_ROWS;
 }
 
-/* Return the number of tiles per item: enough work to justify an item, but few enough for an even load of the
- * threads. */
+/* Return the number of tiles per item: enough work to justify an item and to read weights ahead, but few enough for an
+ * even load of the threads. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
-    int64_t enough = 24576 / bytes / rows + MAX_TILES, even = tiles / (8 * threads());
+    int64_t enough = 24576 / bytes / rows + 8 * MAX_TILES, even = tiles / (8 * threads());
     return even < 1 ? 1 : even < enough ? even : enough;
 }
 
