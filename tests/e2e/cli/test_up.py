@@ -11,7 +11,6 @@ import sys
 import time
 import tomllib
 import uuid
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,15 +23,14 @@ from helexa.cli.local.api_key import generated_key
 from helexa.cli.local.local_config import LocalConfig, LocalModel
 from helexa.core.fleet import Activation
 from helexa.neuron.processes.file_use import is_used
+from ports import free_port
 
 
 @pytest.fixture
 def ports():
     """Command-line options with three free ports."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        numbers = [str(sock.getsockname()[1]) for sock in sockets]
-    return ["--port", numbers[0], "--metrics-port", numbers[1], "--neuron-port", numbers[2]]
+    options = ("--port", "--metrics-port", "--neuron-port")
+    return [argument for option in options for argument in (option, str(free_port()))]
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import openai
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from clients.stack import free_port
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import running_cortex
 from neuron.running_node import running
+from ports import free_port
 
 MODEL = "org/saying"
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any, Self
 
 import openai
 import psutil
+
+from ports import free_port
 
 MODEL = "helexa/small"
 TIMEOUT_SECONDS = 120.0  # a limit for a busy machine; no test measures time with it
@@ -175,12 +176,6 @@ class Stack:
         server = Server(f"helexa.{name}", arguments, self._folder / f"{name}.log")
         self._servers.append(server)
         return server
-
-
-def free_port() -> int:
-    """Return a free TCP port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def read(url: str, key: str | None = None) -> str:

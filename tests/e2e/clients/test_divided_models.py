@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clients.stack import Server, free_port, get, post
+from clients.stack import Server, get, post
 from numa_folder import two_nodes_of_this_machine
+from ports import free_port
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two NUMA nodes need two CPUs")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clients.stack import free_port
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from neuron.fake_models import make_model
 from neuron.running_node import Node, running
+from ports import free_port
 
 GENERATED = 774
 ENDLESS: dict[str, Any] = {"model": "org/tiny", "prompt": [8, 7, 74], "max_tokens": 1000}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.stack import Server, free_port, get
+from clients.stack import Server, get
+from ports import free_port
 
 KEY = "node-secret-1"
 WRONG_KEY = "node-secret-2"

@@ -48,7 +48,6 @@ def test_stream_equals_the_completion(client: openai.OpenAI, greedy: str):
         )
     )
     assert text_of(chunks) == greedy
-    assert len(chunks) > 4
     assert chunks[0].choices[0].delta.role == "assistant"
     *_, last, usage = chunks
     assert last.choices[0].finish_reason in ("stop", "length")

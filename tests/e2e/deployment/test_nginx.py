@@ -16,12 +16,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from clients.stack import free_port
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
 from deployment.conftest import DEPLOY, adapted
 from helexa.cli.failure import UNREACHABLE
+from ports import free_port
 
 KEY = "the-key"
 CLIENT = "127.0.0.2"  # address of the client, other than that of nginx

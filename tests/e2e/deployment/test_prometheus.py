@@ -13,9 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from clients.stack import TIMEOUT_SECONDS, Stack, free_port, get
+from clients.stack import TIMEOUT_SECONDS, Stack, get
 from cortex.fake_node import FakeNode
 from deployment.conftest import DEPLOY, adapted
+from ports import free_port
 
 FOLDER = DEPLOY / "prometheus"
 KEY = "the-key"

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from clients.stack import Stack, free_port
+from clients.stack import Stack
 from faults import bad_models
 from neuron.fake_hub import FakeHub
+from ports import free_port
 
 AWAY = "org/away"
 GONE = "org/gone"

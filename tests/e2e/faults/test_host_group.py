@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +13,10 @@ import aiohttp
 import psutil
 import pytest
 
+from ports import free_port
+
 READY_SECONDS = 120.0
 PROMPT = "The capital of France is"
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Hosts:

@@ -18,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from clients.stack import MODEL, TIMEOUT_SECONDS, Server, free_port, get, post
+from clients.stack import MODEL, TIMEOUT_SECONDS, Server, get, post
 from helexa.neuron.cache_folder import cache_root
 from neuron.fake_hub import FakeHub
 from nightly import cases
+from ports import free_port
 
 KILLS = cases(1, 20, "HELEXA_KILLS")
 SEED = int(os.environ.get("HELEXA_SEED", "1"))

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from clients.stack import TIMEOUT_SECONDS, free_port
+from clients.stack import TIMEOUT_SECONDS
 from helexa.bench.store.reader import Reader
+from ports import free_port
 
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "BENCH_", "XDG_")
 _OLD, _NEW = "a" * 40, "b" * 40

@@ -77,9 +77,9 @@ def test_parallel_requests_share_one_engine(small):
 
 def test_streamed_pieces_form_the_answer(small):
     pieces = []
-    with small.stream(COUNT, temperature=0, max_tokens=10) as stream:
+    with small.stream(COUNT, temperature=0, max_tokens=100) as stream:
         pieces += [piece.text for piece in stream]
-    assert len(pieces) > 5
+    assert len(pieces) > 1  # a slow reader gets several tokens in one piece
     assert "".join(pieces) == stream.completion.text
 
 
@@ -116,7 +116,7 @@ def test_callback_error_ends_the_answer_and_is_raised(small):
             raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
-        small.generate(COUNT, max_tokens=2000, on_token=on_token)
+        small.generate(COUNT, temperature=0, max_tokens=2000, on_token=on_token)
     assert len(pieces) == 3
     assert nothing_runs(small)
 

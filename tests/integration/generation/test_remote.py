@@ -6,6 +6,7 @@ import helexa
 from helexa.generation.targets import ModelLocation
 from neuron.scripted_engine import MODEL, answer, endless, failing
 from neuron.scripted_node import serve
+from ports import free_port
 
 
 async def test_node_completion_has_all_fields():
@@ -116,14 +117,14 @@ def test_leaving_a_plain_stream_closes_the_connection(gateway):
     assert gateway.client_disconnected.wait(20)
 
 
-def test_refused_connection_is_an_unreachable_error(unused_tcp_port):
+def test_refused_connection_is_an_unreachable_error():
     with pytest.raises(helexa.UnreachableError, match="helexa up"):
-        helexa.generate("hi", target=f"http://127.0.0.1:{unused_tcp_port}", model="m")
+        helexa.generate("hi", target=f"http://127.0.0.1:{free_port()}", model="m")
 
 
-def test_batch_fails_at_once_if_server_is_unreachable(unused_tcp_port):
+def test_batch_fails_at_once_if_server_is_unreachable():
     with pytest.raises(helexa.UnreachableError, match="no server"):
-        helexa.batch(["a", "b"], target=f"http://127.0.0.1:{unused_tcp_port}", model="m", on_error="return")
+        helexa.batch(["a", "b"], target=f"http://127.0.0.1:{free_port()}", model="m", on_error="return")
 
 
 def test_lost_server_fails_each_prompt_with_retryable_error(gateway):

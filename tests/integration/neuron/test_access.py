@@ -20,6 +20,7 @@ from helexa.neuron.config import NeuronConfig, read_config
 from helexa.neuron.server.access import exposure
 from neuron.fake_models import make_model
 from neuron.running_node import Node, running
+from ports import free_port
 
 PAGE = "https://evil.example"
 NETWORK = {"NEURON_HOST": "0.0.0.0"}
@@ -231,8 +232,7 @@ def test_exposed_node_without_a_key_logs_one_warning() -> None:
 
 def started(*options: str) -> tuple[str, str]:
     """The address that `neuron` listens on, and what it logs from its start to its end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "helexa.neuron", "--port", str(port), *options]
     with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -17,6 +17,7 @@ from helexa.neuron.doctor.port import look_at_port
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 from neuron.fake_hub import FakeHub, Fault
+from ports import free_port
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}
 SECONDS = 300
@@ -26,11 +27,6 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     command = [sys.executable, "-m", "helexa.neuron", "doctor", *arguments]
     environ = os.environ | {"NEURON_PORT": str(free_port()), "HF_HUB_OFFLINE": "1"} | environment
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from neuron.running_node import Node, running
+from ports import free_port
 
 
 @pytest.fixture
@@ -221,11 +222,6 @@ def neuron(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     output, errors = process.communicate(timeout=60)
     return process.returncode, output, errors
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_port_in_use_is_one_error_line():

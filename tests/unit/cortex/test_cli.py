@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -15,6 +14,7 @@ from cortex import fake_node
 from cortex.cortex_process import run, serving
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import JSON_HEADERS, eventually
+from ports import free_port
 
 
 @pytest.fixture
@@ -193,8 +193,7 @@ async def test_listening_on_a_network_requires_keys_or_insecure(config: Path) ->
 
 
 async def test_status_of_unreachable_gateway_exits_with_code_3() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    port = free_port()
     code, out, err = await run("status", "--endpoint", f"http://127.0.0.1:{port}")
     assert (code, out, err.count("\n")) == (3, "", 1)
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.http.connections import request_cycle
+from ports import free_port
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "stream_options":{ "include_usage": true},'
@@ -196,7 +196,7 @@ async def test_failure_before_the_first_byte_is_retried_on_another_node() -> Non
 
 
 async def test_unreachable_node_is_502(cortex: Cortex, node: FakeNode) -> None:
-    node.endpoint = f"http://127.0.0.1:{_unused_port()}"
+    node.endpoint = f"http://127.0.0.1:{free_port()}"
     node.models = [node.models[0] | {"id": "Org/Elsewhere"}]
     await eventually(lambda: _lists(cortex, "Org/Elsewhere"))
     status, body = await cortex.ask("Org/Elsewhere")
@@ -264,11 +264,6 @@ async def test_openai_client_reads_streams_responses_and_errors(cortex: Cortex, 
         with pytest.raises(openai.APIError, match="the node's response ended before it was complete"):
             _ = [chunk async for chunk in stream]
         assert "Org/M" in [model.id async for model in client.models.list()]
-
-
-def _unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 async def _lists(cortex: Cortex, model: str) -> bool:

@@ -1,7 +1,6 @@
 """Fleet state, and its changes by polls, loads and reloads of the configuration."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, reachable_url
 from helexa.cortex.fleet.poller import Poller, pause_secs
+from ports import free_port
 
 M = ModelInfo(id="M")
 
@@ -237,8 +237,7 @@ async def test_invalid_model_entry_is_skipped(node: FakeNode) -> None:
 
 async def test_node_that_is_down_is_polled_more_often() -> None:
     late = FakeNode()
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    port = free_port()
     late.url = f"http://127.0.0.1:{port}"
     async with running_cortex(late, ready=False, poll_interval_secs=3600) as cortex:
         assert (await cortex.get("/health"))["status"] == "degraded"

@@ -21,6 +21,7 @@ from helexa.neuron.engine.ipc.channel import (
     connect,
     wait_until_closed,
 )
+from ports import free_port
 
 SECRET = b"correct horse battery staple"
 SECONDS = 10.0
@@ -165,7 +166,6 @@ def test_close_is_noticed_by_the_other_end(ends: tuple[Channel, Channel]) -> Non
 
 
 def test_nobody_at_the_address_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with pytest.raises(ChannelError, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
         open_channel(HostAddress("127.0.0.1", port))
