@@ -6,19 +6,25 @@
  * If another program uses a core all the time, all threads wait again and again for the thread that shares this core.
  * The pool measures how long its threads sleep while one of them waits for a core. If one thread less would be faster,
  * the next graphs run on one thread less, and after a pause the pool tries one thread more. The results of graphs do
- * not depend on the number of threads. */
+ * not depend on the number of threads.
+ *
+ * These times are counted per graph, by threads that `run_graph` waits for: the last thread of a meeting counts the
+ * sleep of the others before it ends the meeting. A thread that woke up and counted its own sleep could be so late that
+ * the time counted for a later graph, which may run on fewer threads. */
 #include "graph.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define POLLS 1500             /* polls of a flag before a thread sleeps */
 #define JOB (2 * MAX_THREADS)  /* a job number is a multiple of JOB, plus the number of threads that run the job */
 #define SHORT 100000           /* ns of sleep in a graph that the pool ignores */
+#define WATCHED 16             /* graphs after a graph with more sleep in which threads read how long they waited for a core */
 #define MOST_LOSS 10000000     /* ns that a thread may cost before the pool uses one thread less */
 #define FIRST_PAUSE 100000000  /* ns until the pool tries one thread more; twice as long after each failed attempt */
 #define LAST_PAUSE 3200000000
@@ -32,19 +38,23 @@ typedef struct {
     pthread_cond_t grown;
 } signal_count;
 
+#define NO_SIGNAL {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER}
+
 static counter *counters[MAX_THREADS]; /* per thread and instruction: number of items taken from the thread's range */
 static const instruction *graph;
 static int64_t length, crew = 1;
-static int64_t active = 1; /* number of threads that run the next graph */
+static int64_t active = 1; /* number of threads that run the next graph, from 1 to `crew` */
 static int64_t loss, pause_ns = FIRST_PAUSE, changed; /* `changed`: time of the last change of `active` */
-static _Atomic int64_t slept;   /* ns that threads slept in this graph, until other threads had run their items */
+static int64_t graphs;     /* number of graphs that have started */
+static int64_t watched;    /* number of next graphs in which threads read how long they waited for a core */
+static int64_t slept;      /* ns that threads slept in this graph, until other threads had run their items */
 static _Atomic int64_t delayed; /* ns that threads of this graph waited for a core */
-static int64_t unwatched[8] __attribute__((aligned(64))); /* its own cache line, because threads read adjacent data */
-static volatile int64_t *progress = unwatched; /* written by the thread that runs the graph, read by another process */
+static _Atomic int64_t asleep_since[MAX_THREADS]; /* time at which the thread fell asleep in a meeting, else 0 */
+static _Thread_local int64_t core_wait, core_wait_graph; /* value of `ns_without_core` at the end of this graph */
+static counter unwatched[8] __attribute__((aligned(64))); /* its own cache line, because threads read adjacent data */
+static counter *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
-static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
-static signal_count ready = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
-static signal_count jobs = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
+static signal_count meetings = NO_SIGNAL, ready = NO_SIGNAL, jobs = NO_SIGNAL;
 
 int64_t threads(void) { return crew; }
 
@@ -63,46 +73,83 @@ static void grow(signal_count *signal, int64_t amount) {
     }
 }
 
-/* Wait until the number is larger than `number`; return the ns that the thread slept. */
-static int64_t wait_beyond(signal_count *signal, int64_t number) {
+/* Poll for a while; return whether the number is larger than `number`. */
+static int poll_beyond(signal_count *signal, int64_t number) {
     for (int poll = 0; poll < POLLS; poll++) {
-        if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return 0;
+        if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return 1;
 #ifdef __x86_64__
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
         __asm__ volatile("yield");
 #endif
     }
-    int64_t start = now_ns();
+    return 0;
+}
+
+static void sleep_until_beyond(signal_count *signal, int64_t number) {
     pthread_mutex_lock(&signal->mutex);
     atomic_fetch_add(&signal->sleepers, 1);
     while (atomic_load(&signal->number) <= number) pthread_cond_wait(&signal->grown, &signal->mutex);
     atomic_fetch_sub(&signal->sleepers, 1);
     pthread_mutex_unlock(&signal->mutex);
-    return now_ns() - start;
+}
+
+/* Wait until the number is larger than `number`. */
+static void wait_beyond(signal_count *signal, int64_t number) {
+    if (!poll_beyond(signal, number)) sleep_until_beyond(signal, number);
+}
+
+/* Add the time that other threads have slept in the meeting that this thread ends. */
+static void count_sleep(int64_t thread_count) {
+    int64_t now = now_ns();
+    for (int64_t i = 0; i < thread_count; i++) {
+        int64_t since = atomic_load(&asleep_since[i]);
+        if (since) slept += now - since;
+    }
 }
 
 /* Return once `thread_count` threads have called this function. */
-static void meet(int64_t thread_count) {
+static void meet(int64_t self, int64_t thread_count) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
     if (atomic_fetch_add(&arrived, 1) == thread_count - 1) {
         atomic_store(&arrived, 0);
+        if (atomic_load(&meetings.sleepers)) count_sleep(thread_count);
         grow(&meetings, 1);
         return;
     }
-    int64_t ns = wait_beyond(&meetings, now);
-    if (ns) atomic_fetch_add(&slept, ns);
+    if (poll_beyond(&meetings, now)) return;
+    atomic_store(&asleep_since[self], now_ns());
+    sleep_until_beyond(&meetings, now);
+    atomic_store(&asleep_since[self], 0); /* before this thread comes to the next meeting */
 }
 
-/* Add the ns that this thread waited for a core since the last call; 0 if Linux does not report them. */
+/* Return the ns that this thread has been ready to run but had no core, since it started; 0 if the operating system
+ * does not report them. */
+static int64_t ns_without_core(void) {
+    char text[64] = {0};
+    int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    char *second = size > 0 ? strchr(text, ' ') : NULL;
+    return second ? strtoll(second, NULL, 10) : 0;
+}
+
+/* Begin to count the time without a core for the graph after `graph_number`. */
+static void start_delay(int64_t graph_number) { core_wait = ns_without_core(), core_wait_graph = graph_number; }
+
+/* Add the ns that this thread had no core in this graph. If the thread did not read its time at the end of the graph
+ * before, the time of this graph is unknown, and only the next graph counts. */
 static void add_delay(void) {
-    static _Thread_local int64_t before;
-    long long total = before;
-    FILE *file = fopen("/proc/thread-self/schedstat", "re");
-    if (!file) return;
-    if (fscanf(file, "%*s %lld", &total) == 1 && total > before) atomic_fetch_add(&delayed, total - before);
-    fclose(file);
-    before = total;
+    int64_t before = core_wait, known = core_wait_graph == graphs - 1;
+    start_delay(graphs);
+    if (known) atomic_fetch_add(&delayed, core_wait - before);
+}
+
+/* Increment the progress count. If two threads do so at the same time, one increment may be lost. */
+void add_progress(void) {
+    int64_t count = atomic_load_explicit(progress, memory_order_relaxed);
+    atomic_store_explicit(progress, count + 1, memory_order_relaxed);
 }
 
 static void play(int64_t self, int64_t thread_count) {
@@ -115,12 +162,12 @@ static void play(int64_t self, int64_t thread_count) {
             int64_t first = items * owner / thread_count, last = items * (owner + 1) / thread_count;
             while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
                 now->run(now->arguments, first + claimed);
-                if (self == 0) ++*progress;
+                if (self == 0) add_progress();
             }
         }
-        if (i == count - 1 && atomic_load_explicit(&slept, memory_order_relaxed) > SHORT) add_delay();
-        if (now->waits || i == count - 1) meet(thread_count);
-        if (self == 0) ++*progress; /* even if the other threads took all items */
+        if (i == count - 1 && (watched || slept > SHORT)) add_delay();
+        if (now->waits || i == count - 1) meet(self, thread_count);
+        if (self == 0) add_progress(); /* even if the other threads took all items */
     }
 }
 
@@ -139,11 +186,11 @@ static void *work(void *self) {
  * lost `wait` to a thread without a core, one thread less would take (ns - wait) * active / (active - 1). That is less
  * than ns if `loss` grows. */
 static void adapt(int64_t ns) {
-    int64_t now = now_ns(), wait = atomic_exchange(&slept, 0), delay = atomic_exchange(&delayed, 0);
-    if (active > 1) wait /= active - 1;
+    int64_t now = now_ns(), wait = active > 1 ? slept / (active - 1) : 0, delay = atomic_load(&delayed);
+    watched = slept > SHORT ? WATCHED : watched > 0 ? watched - 1 : 0;
     loss += (wait < delay ? wait : delay) * active - ns;
     if (loss < 0) loss = 0;
-    if (loss > MOST_LOSS) {
+    if (loss > MOST_LOSS && active > 1) {
         int failed = now - changed < FIRST_PAUSE;
         pause_ns = !failed ? FIRST_PAUSE : pause_ns < LAST_PAUSE ? 2 * pause_ns : LAST_PAUSE;
         active--, loss = 0, changed = now;
@@ -152,13 +199,24 @@ static void adapt(int64_t ns) {
     }
 }
 
+/* Forget the other threads, which a forked process does not have. */
+static void after_fork(void) {
+    signal_count none = NO_SIGNAL;
+    meetings = ready = jobs = none;
+    crew = active = 1;
+    atomic_store(&arrived, 0);
+}
+
 /* Start or enlarge the pool to `count` threads; return the number of threads. Do not call this while a graph runs. */
 int64_t start_threads(int64_t count) {
     if (count > MAX_THREADS) count = MAX_THREADS;
-    if (!counters[0]) counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
+    if (!counters[0]) {
+        counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
+        pthread_atfork(NULL, NULL, after_fork);
+    }
     while (counters[0] && crew < count) {
         pthread_t thread;
-        counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
+        if (!counters[crew]) counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
         if (!counters[crew] || pthread_create(&thread, NULL, work, (void *)crew)) break;
         pthread_detach(thread);
         wait_beyond(&ready, crew - 1); /* the new thread has read the job number */
@@ -169,20 +227,22 @@ int64_t start_threads(int64_t count) {
 
 /* Set the address of the progress count, which grows with finished items and instructions. Do not call this while a
  * graph runs. */
-void report_progress(int64_t *where) { progress = where; }
-
-void add_progress(void) { ++*progress; }
+void report_progress(int64_t *where) { progress = (counter *)where; }
 
 /* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call `run_graph`. */
 int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
+    if (count < 1) return 0; /* no meeting would keep the other threads from reading the next graph as this one */
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */
         instructions->run(instructions->arguments, 0);
-        ++*progress;
+        add_progress();
         return 0;
     }
     int64_t start = now_ns(), thread_count = active;
     graph = instructions, length = count;
+    graphs++, slept = 0;
+    atomic_store(&delayed, 0);
+    if (watched) start_delay(graphs - 1); /* this thread may have lost its core since the graph before */
     for (int64_t i = 0; i < thread_count; i++) memset((void *)counters[i], 0, count * sizeof(counter));
     if (thread_count > 1) grow(&jobs, JOB + thread_count - atomic_load(&jobs.number) % JOB);
     play(0, thread_count);

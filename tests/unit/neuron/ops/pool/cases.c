@@ -1,0 +1,150 @@
+/* Single cases of the thread pool. The argument of the program is the name of a case. */
+#include "pool.h"
+
+#include <sys/wait.h>
+
+/* Arguments of a test kernel. */
+typedef struct {
+    int64_t (*call)(int64_t item); /* called with each item */
+    int64_t items;
+} call_arguments;
+
+static int64_t call(const void *arguments, int64_t item) {
+    const call_arguments *a = arguments;
+    return item < 0 ? a->items : a->call(item);
+}
+
+static instruction instruction_of(int64_t (*function)(int64_t), int64_t items) {
+    instruction result = {.run = call, .waits = 1};
+    call_arguments arguments = {function, items};
+    memcpy(result.arguments, &arguments, sizeof arguments);
+    return result;
+}
+
+static _Atomic int64_t ran, phase;
+
+static int64_t count(int64_t item) { return (void)item, atomic_fetch_add(&ran, 1), 0; }
+
+static void run_counted(void) {
+    instruction graph = instruction_of(count, 8);
+    atomic_store(&ran, 0);
+    CHECK(run_graph(&graph, 1) == 0);
+    CHECK(atomic_load(&ran) == 8);
+}
+
+/* A graph of one thread starts while times of a graph of two threads are still counted. */
+static void foreign_times(void) {
+    CHECK(start_threads(2) == 2);
+    active = 1, loss = 0, changed = now_ns();
+    slept += 60000000, delayed += 60000000;
+    run_counted();
+    CHECK(active == 1);
+    run_counted();
+}
+
+/* Item 1 of a graph of two threads ends long after item 0, so that the thread of item 0 falls asleep. */
+static int64_t long_item(int64_t item) {
+    if (item == 0) return 0;
+    for (int64_t i = 0; i < 50 || !atomic_load(&meetings.sleepers); i++) wait_ns(1000000);
+    return 0;
+}
+
+/* The sleep of a thread that wakes up late counts for its own graph, and not for the next one. */
+static void late_sleeper(void) {
+    CHECK(start_threads(2) == 2);
+    instruction graph = instruction_of(long_item, 2);
+    CHECK(run_graph(&graph, 1) == 0);
+    CHECK(slept > 30000000);
+    active = 1;
+    run_counted();
+    CHECK(slept == 0);
+}
+
+static int64_t both_wait(int64_t item) { /* each of two threads runs one item, and both items end together */
+    (void)item;
+    atomic_fetch_add(&phase, 1);
+    while (atomic_load(&phase) % 2) sched_yield();
+    return 0;
+}
+
+/* A delay from before the graph, for example of Python code between steps, does not count for the graph. */
+static void foreign_delay(void) {
+    CHECK(start_threads(2) == 2);
+    instruction graph = instruction_of(long_item, 2);
+    CHECK(run_graph(&graph, 1) == 0); /* starts to watch delays */
+    core_wait -= 1000000000;          /* this thread had no core for a second since */
+    instruction paired = instruction_of(both_wait, 2);
+    CHECK(run_graph(&paired, 1) == 0);
+    CHECK(atomic_load(&delayed) < 900000000);
+}
+
+/* Graphs whose threads sleep and have no core lower the number of threads to one, and not further. */
+static void least_threads(void) {
+    CHECK(start_threads(4) == 4);
+    for (int64_t i = 0; i < 20; i++) {
+        changed = now_ns();
+        slept = delayed = INT64_C(1000000000000);
+        adapt(1);
+        CHECK(active >= 1 && active <= crew);
+    }
+    CHECK(active == 1);
+    run_counted();
+    for (int64_t i = 0; i < 20; i++) {
+        changed = -LAST_PAUSE * 3;
+        slept = delayed = 0;
+        adapt(1);
+        CHECK(active >= 1 && active <= crew);
+    }
+    CHECK(active == 4);
+    run_counted();
+}
+
+/* Graphs without instructions end at once, and the other threads do not run the next graph twice. */
+static void empty_graphs(void) {
+    CHECK(start_threads(4) == 4);
+    for (int64_t i = 0; i < 2000; i++) {
+        CHECK(run_graph(NULL, 0) == 0);
+        active = 4;
+        run_counted();
+    }
+    instruction none = instruction_of(count, 0);
+    CHECK(run_graph(&none, 1) == 0);
+}
+
+/* A forked process, which lacks the threads of its parent, runs graphs and can start threads again. */
+static void forked(void) {
+    CHECK(start_threads(4) == 4);
+    run_counted();
+    pid_t child = fork();
+    if (child == 0) {
+        run_counted();
+        CHECK(start_threads(3) == 3);
+        run_counted();
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    run_counted();
+}
+
+/* Threads that are started between graphs take part in the next graphs. */
+static void more_threads(void) {
+    for (int64_t threads = 1; threads <= 16; threads++) {
+        CHECK(start_threads(threads) == threads && active == threads);
+        run_counted();
+    }
+}
+
+int main(int argument_count, char **arguments) {
+    const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {
+        {"foreign_times", foreign_times}, {"late_sleeper", late_sleeper}, {"foreign_delay", foreign_delay},
+        {"least_threads", least_threads}, {"empty_graphs", empty_graphs}, {"forked", forked},
+        {"more_threads", more_threads},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (argument_count == 2 && !strcmp(arguments[1], cases[i].name)) return cases[i].run(), 0;
+    return 2;
+}
