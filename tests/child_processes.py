@@ -72,4 +72,4 @@ def _kill_processes_of(item: pytest.Item) -> None:
                 killed.append(process)
         except psutil.Error:
             continue  # the process has ended, or belongs to another user
-    psutil.wait_procs(killed, timeout=10)
+    psutil.wait_procs(killed, timeout=60)

@@ -52,7 +52,7 @@ async def listening(application: Application, **options: Any) -> AsyncIterator[t
     connect = Clients(bound.getsockname())
     serving = asyncio.create_task(listener.serve(bound))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield listener, connect
     finally:
         connect.close()

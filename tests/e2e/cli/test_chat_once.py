@@ -146,6 +146,6 @@ def test_ctrl_c_closes_the_connection(environ, gateway):
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
         assert process.stdout.read(5) == "begun"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        assert gateway.client_disconnected.wait(30)
+        assert process.wait(60) == 130
+        assert gateway.client_disconnected.wait(60)
         assert process.stderr.read() == ""

@@ -61,7 +61,7 @@ class Server:
         finally:
             self.process.kill()
             self.process.wait()
-            _, remaining = psutil.wait_procs(children, timeout=5)
+            _, remaining = psutil.wait_procs(children, timeout=60)
             for child in remaining:
                 child.kill()
             assert not remaining, f"{remaining} outlived the server"

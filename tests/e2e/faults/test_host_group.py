@@ -68,7 +68,7 @@ class Hosts:
             return
         processes = [process, *process.children(recursive=True)]
         process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(processes, timeout=30)
+        _, alive = psutil.wait_procs(processes, timeout=60)
         assert not alive
 
     def close(self) -> None:

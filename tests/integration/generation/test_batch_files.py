@@ -143,7 +143,7 @@ def test_next_run_resumes_after_killed_process(gateway, prompts, results, number
         assert process.stdout.readline() == "ready\n"
         finished = {int(process.stdout.readline()) for _ in range(2)}
         process.send_signal(number)
-        assert process.wait(30) != 0
+        assert process.wait(60) != 0
         process.communicate()
     assert {record["index"] for record in records(results)} == finished
     gateway.response_limit = None

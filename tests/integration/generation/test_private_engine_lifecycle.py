@@ -64,7 +64,7 @@ def started(model, action):
 
 def has_ended(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.wait(20)
+        process.wait(60)
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
@@ -74,7 +74,7 @@ def test_an_engine_ends_with_its_process(tmp_path, action, number):
     with process:
         if number is not None:
             process.send_signal(number)
-        process.wait(30)
+        process.wait(60)
         assert has_ended(engine)
         assert (process.returncode == 0) == (number is None)
 

@@ -114,7 +114,7 @@ def test_leaving_a_plain_stream_closes_the_connection(gateway):
     gateway.chunks = ["one", "WAIT"]
     with helexa.stream("hi", target=gateway.url, model="m") as stream:
         assert next(iter(stream)).text == "one"
-    assert gateway.client_disconnected.wait(20)
+    assert gateway.client_disconnected.wait(60)
 
 
 def test_refused_connection_is_an_unreachable_error():

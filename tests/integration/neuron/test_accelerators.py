@@ -234,7 +234,7 @@ def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
 def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     nvml = FakeNvml()
-    nvml.nvmlInit = lambda: answers.wait(30)
+    nvml.nvmlInit = lambda: answers.wait(60)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(accelerators, "_TIMEOUT_SECONDS", 0.05)
     listed = accelerators.accelerators()

@@ -106,7 +106,7 @@ async def test_client_gets_interim_responses_before_the_response(
     monkeypatch: pytest.MonkeyPatch, post: Callable[[str], Awaitable[bytes]]
 ) -> None:
     app = Slow(monkeypatch)
-    async with app.serving() as url, asyncio.timeout(30):
+    async with app.serving() as url, asyncio.timeout(60):
         assert await post(url) == b"hello"
         assert app.sent >= 3
 
@@ -125,7 +125,7 @@ async def send_raw(url: str, header: str, version: str = "1.1") -> bytes:
 
 async def test_no_interim_response_follows_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Slow(monkeypatch)
-    async with app.serving() as url, asyncio.timeout(30):
+    async with app.serving() as url, asyncio.timeout(60):
         got = await send_raw(url, "x-helexa-keep-alive: 15; from={here}\r\n")
     head, _, remainder = got.partition(b"HTTP/1.1 200 OK\r\n")
     assert head == PROCESSING * 3
@@ -147,7 +147,7 @@ async def test_no_timer_runs_without_a_valid_header(monkeypatch: pytest.MonkeyPa
         raise AssertionError("a timer was started")
 
     monkeypatch.setattr(interim, "_Timer", refuse)
-    async with Slow(monkeypatch, at_once=True).serving() as url, asyncio.timeout(30):
+    async with Slow(monkeypatch, at_once=True).serving() as url, asyncio.timeout(60):
         assert (await send_raw(url, header)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -161,7 +161,7 @@ async def test_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch
     calls: list[bool] = []
     app = Slow(monkeypatch, at_once=True)
     monkeypatch.setattr(interim, "_Timer", lambda secs, send: calls.append(send()) or Idle())
-    async with app.serving() as url, asyncio.timeout(30):
+    async with app.serving() as url, asyncio.timeout(60):
         assert (await send_raw(url, "x-helexa-keep-alive: 1\r\n", "1.0")).startswith(b"HTTP/1.1 200 OK\r\n")
     assert calls == [False]
 
@@ -176,7 +176,7 @@ async def test_a_node_sends_interim_responses_until_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(interim, "MAX_SECS", 0.02)
     model = make_model(tmp_path, "slow")
-    async with running({}) as node, asyncio.timeout(30):
+    async with running({}) as node, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(node.url.rsplit(":", 1)[1]))
         body = b'{"model_id":"org/tiny","source":"file:%s"}' % str(model).encode()
         head = b"POST /models/load HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

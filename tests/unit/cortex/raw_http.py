@@ -28,7 +28,7 @@ def chunked(body: bytes = CHUNKED, coding: bytes = b"chunked", *headers: bytes, 
 async def connected(cortex: Cortex) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(cortex.url.rpartition(":")[2]))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()

@@ -52,8 +52,8 @@ class Cortex:
 
 
 async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until `condition` returns or resolves to a true value. Fail after 20 seconds."""
-    async with asyncio.timeout(20):
+    """Wait until `condition` returns or resolves to a true value. Fail after 60 seconds."""
+    async with asyncio.timeout(60):
         while True:
             outcome = condition()
             if await outcome if asyncio.iscoroutine(outcome) else outcome:

@@ -255,7 +255,7 @@ async def test_close_does_not_wait_for_a_busy_worker() -> None:
     workers = BodyWorkers()
     job = asyncio.create_task(workers.run(time.sleep, 60))
     await eventually(lambda: workers._pool is not None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await workers.close()
     with pytest.raises(ApiError):
         await job

@@ -63,7 +63,7 @@ async def test_stalled_request_body_is_408(cortex: Cortex, monkeypatch: pytest.M
     reader, writer = await asyncio.open_connection(host, int(port))
     headers = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n"
     writer.write(b"POST /v1/completions HTTP/1.1\r\n" + headers + b"\r\n{")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readuntil(b"}}")
     assert head.startswith(b"HTTP/1.1 408 ")
@@ -274,7 +274,7 @@ async def _lists(cortex: Cortex, model: str) -> bool:
 async def test_timed_out_request_is_not_sent_to_another_node(speak: fake_node.Speak) -> None:
     async with FakeNode("n1").holds("Org/M").serving() as first, FakeNode("n2").holds("Org/M").serving() as second:
         first.speak = second.speak = speak
-        async with running_cortex(first, second, settings={"gateway": {"answer_timeout_secs": 0.1}}) as cortex:
+        async with running_cortex(first, second, settings={"gateway": {"answer_timeout_secs": 0.5}}) as cortex:
             status, body = await cortex.ask()
     assert (status, body["error"]["code"]) == (504, "upstream_timeout")
     assert len(first.bodies + second.bodies) == 1

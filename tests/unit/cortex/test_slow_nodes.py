@@ -109,7 +109,7 @@ async def test_silent_dead_node_fails_requests_and_opens_the_breaker(node: FakeN
 @pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
 async def test_timeout_at_a_live_node_leaves_the_breaker_closed(node: FakeNode, speak: fake_node.Speak) -> None:
     node.speak = speak
-    async with serving(node, answer_timeout_secs=0.05) as cortex:
+    async with serving(node, answer_timeout_secs=0.2) as cortex:
         for _ in range(4):
             status, body = await ask(cortex)
             assert (status, code(body)) == (504, "upstream_timeout")
@@ -117,7 +117,11 @@ async def test_timeout_at_a_live_node_leaves_the_breaker_closed(node: FakeNode, 
         assert len(node.bodies) == 4
         await eventually(lambda: node.speaking == 0)  # the node's requests were cancelled
         node.speak = None
-        assert (await ask(cortex))[0] == 200
+
+        async def answers() -> bool:  # on a busy machine, an answer may take longer than the timeout
+            return (await ask(cortex))[0] == 200
+
+        await eventually(answers)
 
 
 async def test_timeout_at_a_live_node_is_charged_the_reported_usage(node: FakeNode) -> None:
@@ -127,7 +131,7 @@ async def test_timeout_at_a_live_node_is_charged_the_reported_usage(node: FakeNo
         return await fake_node.never_begin(node, request)
 
     node.speak = generate_and_be_silent
-    async with serving(node, answer_timeout_secs=0.05) as cortex:
+    async with serving(node, answer_timeout_secs=0.2) as cortex:
         status, body = await ask(cortex)
         assert (status, code(body)) == (504, "upstream_timeout")
         assert await spent(cortex) == 7

@@ -73,7 +73,7 @@ def rank_processes(client: EngineClient) -> list[psutil.Process]:
 
 
 def assert_all_end(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
 
 

@@ -35,7 +35,7 @@ class Events:
 
     async def next(self, name: str) -> Any:
         """Return the data of the next event `name`; skip other events."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             current = ""
             while line := (await self._lines.readline()).decode():
                 if line.startswith("event: "):

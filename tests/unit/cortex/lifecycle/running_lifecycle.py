@@ -50,7 +50,7 @@ class Stage:
 
     async def refused(self, model: str) -> ApiError:
         with pytest.raises(ApiError) as caught:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await self.ask(model)
         return caught.value
 

@@ -46,7 +46,7 @@ async def test_dead_standby_process_is_replaced(standby: WarmStandby):
     await standby.begin()
     (pid,) = engines() - existing
     os.kill(pid, signal.SIGKILL)
-    psutil.Process(pid).wait(20)
+    psutil.Process(pid).wait(60)
     child = await standby.take()
     assert child.alive
     await child.end(grace=0.0)

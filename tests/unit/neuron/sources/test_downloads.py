@@ -119,7 +119,7 @@ async def test_concurrent_file_downloads_are_limited(
                 most = max(most, running)
                 if running == at_once:
                     enough.set()
-            enough.wait(10)
+            enough.wait(60)
             with lock:
                 running -= 1
         return usual(path)
