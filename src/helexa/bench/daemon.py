@@ -149,7 +149,7 @@ class PagesProcess:
             tell(log, logging.WARNING, "pages_ended", code=self._process.returncode)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "helexa.bench", *self._arguments),
+            *("-P", "-m", "helexa.bench", *self._arguments),
             stdin=asyncio.subprocess.DEVNULL,
         )
 

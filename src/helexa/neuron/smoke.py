@@ -71,7 +71,7 @@ async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[
 
 
 def _check_collectives(ranks: int) -> list[CollectiveResult]:
-    command = [sys.executable, "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks)]
+    command = [sys.executable, "-P", "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks)]
     try:
         run = subprocess.run(
             command, env=ENVIRONMENT | os.environ, capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS

@@ -103,7 +103,7 @@ def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
         subprocess.TimeoutExpired: the process took longer than `_SURVEY_SECONDS`.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
-    command = [sys.executable, "-m", "helexa.neuron.kernel_survey", options]
+    command = [sys.executable, "-P", "-m", "helexa.neuron.kernel_survey", options]
     run = subprocess.run(
         command,
         env=ENVIRONMENT | os.environ,

@@ -16,7 +16,7 @@ from helexa.neuron.processes.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
+COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.engine.process")
 
 _LINE_BYTES = 1 << 20
 

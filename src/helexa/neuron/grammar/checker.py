@@ -13,7 +13,7 @@ from helexa.core.errors import ApiError, overloaded, service_unavailable
 from helexa.neuron.grammar.compile_result import CompileResult
 from helexa.neuron.grammar.limits import MAX_BYTES, MAX_CPU_SECONDS
 
-_COMMAND = (sys.executable, "-m", "helexa.neuron.grammar.check_process")
+_COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.grammar.check_process")
 _MAX_KNOWN = 1024
 _MAX_WAITING = 64
 _MAX_ERROR = 300

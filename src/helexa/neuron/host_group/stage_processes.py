@@ -94,7 +94,7 @@ class StageProcesses:
 def _start(channel: Channel, setup: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "helexa.neuron.engine.stage_process"),
+            *(sys.executable, "-P", "-m", "helexa.neuron.engine.stage_process"),
             *("--channel-fd", str(channel.fileno()), "--setup-fd", str(setup.fileno())),
         ],
         stdin=subprocess.PIPE,  # the parent-death watch

@@ -28,7 +28,7 @@ class Sandbox:
     """
 
     def __init__(self, module: str, processes: int) -> None:
-        self._command = (sys.executable, "-m", module)
+        self._command = (sys.executable, "-P", "-m", module)
         self._slots = threading.BoundedSemaphore(processes)
         self._idle: list[_Process] = []
         atexit.register(self.close)

@@ -134,7 +134,7 @@ def _run(
     # `scratch`, on the same disk as the cache, where their size can be measured.
     with errors.open("wb") as stderr, output.open("wb") as stdout:
         process = subprocess.Popen(
-            [sys.executable, "-m", "helexa.neuron.processes.parent_death", *command],
+            [sys.executable, "-P", "-m", "helexa.neuron.processes.parent_death", *command],
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,

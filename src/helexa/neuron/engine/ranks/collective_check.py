@@ -100,7 +100,7 @@ def main() -> None:
 
 def _start(rank: int, ranks: int, memory_fd: int, rendezvous: Path) -> subprocess.Popen[bytes]:
     arguments = ["--rank", str(rank), "--memory-fd", str(memory_fd), "--rendezvous", str(rendezvous)]
-    command = [sys.executable, "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks), *arguments]
+    command = [sys.executable, "-P", "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks), *arguments]
     return subprocess.Popen(command, env=ENVIRONMENT | os.environ, pass_fds=(memory_fd,))
 
 

@@ -217,7 +217,7 @@ class RankProcesses:
         with rank_end:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "helexa.neuron.engine.rank_process"),
+                    *(sys.executable, "-P", "-m", "helexa.neuron.engine.rank_process"),
                     *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self._memory_fd)),
                 ],
                 stdin=subprocess.PIPE,  # the parent-death watch
