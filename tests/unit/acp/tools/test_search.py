@@ -34,8 +34,8 @@ def tree(workplace: Any) -> Path:
     return folder
 
 
-def _git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True)
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 async def test_glob_matches_like_gitignore(workplace: Any, tree: Path) -> None:
@@ -67,11 +67,62 @@ async def test_ignored_files_are_skipped(workplace: Any, tree: Path) -> None:
     assert (await workplace.call("glob", pattern="*.py", path="build")).content == "build/out.py"
 
 
-async def test_search_runs_no_program_of_the_repository(workplace: Any, tree: Path) -> None:
+@pytest.mark.parametrize("path", [".", "evil"])
+async def test_search_runs_no_program(workplace: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """git would run programs that the configuration of a folder names, for example to fetch a missing file."""
+    programs = tree.parent / "programs"
+    programs.mkdir()
+    (programs / "git").write_text(f"#!/bin/sh\ntouch {tree.parent}/ran\n")
+    (programs / "git").chmod(0o755)
     _git(tree, "init", "-q")
-    _git(tree, "config", "core.fsmonitor", f"touch {tree}/ran; false")
+    _git(tree, "config", "core.fsmonitor", f"touch {tree.parent}/ran; false")
+    (tree / "evil/objects").mkdir(parents=True)
+    (tree / "evil/refs").mkdir()
+    (tree / "evil/HEAD").write_text("ref: refs/heads/main\n")
+    (tree / "evil/config").write_text(f"[core]\n\tworktree = work\n\tfsmonitor = touch {tree.parent}/ran\n")
+    (tree / "evil/work").mkdir()
+    (tree / "evil/work/app.py").write_text("main\n")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert "app.py" in (await workplace.call("glob", pattern="*.py", path=path)).content
+    assert "main" in (await workplace.call("grep", pattern="main", path=path)).content
+    assert not (tree.parent / "ran").exists()
+
+
+async def test_tracked_folder_that_became_a_link_is_not_followed(workplace: Any, tree: Path) -> None:
+    (tree / "tracked").mkdir()
+    (tree / "tracked/outside.txt").write_text("main\n")
+    _git(tree, "init", "-q")
+    _git(tree, "add", "tracked/outside.txt")
+    (tree / "tracked/outside.txt").unlink()
+    (tree / "tracked").rmdir()
+    (tree / "tracked").symlink_to("../..")
+    assert "secret" not in (await workplace.call("grep", pattern="main")).content
+
+
+async def test_ignore_files_apply_as_in_git(workplace: Any, tree: Path) -> None:
+    """The deepest ignore file decides, files below an ignored folder stay ignored, and links are not followed."""
+    _git(tree, "init", "-q")
+    files = {
+        ".gitignore": "*.log\n/build\nnode_modules/\ndocs/*.tmp\n!keep.log\n",
+        ".git/info/exclude": "private.txt\n",
+        "src/.gitignore": "!important.log\n*.ts\n/app.py\n",
+        "src/important.log": "", "src/other.log": "", "src/web/app.py": "", "keep.log": "", "a.log": "",
+        "docs/a.tmp": "", "docs/deep/a.tmp": "", "build/.gitignore": "!*\n", "private.txt": "", "src/private.txt": "",
+    }  # fmt: skip
+    for path, text in files.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    listing = _git(tree, "ls-files", "-co", "--exclude-standard")
+    expected = sorted(name for name in listing.split() if not (tree / name).is_symlink())
+    assert (await workplace.call("glob", pattern="*")).content.split() == expected
+    assert "docs/deep/a.tmp" in expected and "docs/a.tmp" not in expected
+
+
+async def test_ignore_file_that_is_a_pipe_does_not_block_a_search(workplace: Any, tree: Path) -> None:
+    _git(tree, "init", "-q")
+    os.mkfifo(tree / ".gitignore")
+    os.mkfifo(tree / "src/pipe.py")
     assert "src/app.py" in (await workplace.call("glob", pattern="*.py")).content
-    assert not (tree / "ran").exists()
 
 
 async def test_long_results_are_truncated_with_a_note(workplace: Any) -> None:

@@ -1,26 +1,22 @@
 """The program of the search process: reads a `Search` as JSON from stdin and writes `SearchResults` to stdout."""
 
-import os
 import re
-import stat
-import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 from pathspec import GitIgnoreSpec
 
 from helexa.acp.tools.excerpt import printable
+from helexa.acp.tools.search.ignored import files_below
 from helexa.acp.tools.search.search import Match, Search, SearchResults
 
 _MAX_FILES = 200_000
 _MAX_FILE_BYTES = 4 << 20
 _MAX_LINE_CHARACTERS = 300
 _MAX_BRACES = 64
-_PASSED_OVER = frozenset(
-    [".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".tox", ".mypy_cache", ".pytest_cache"]
-)
 
 
 def main() -> None:
@@ -42,7 +38,7 @@ def find(request: Search) -> SearchResults:
         return SearchResults(error=f"The file pattern is invalid: {error}")
     folder = Path(request.folder)
     matches: list[Match] = []
-    for path in [request.file] if request.file is not None else files_below(folder):
+    for path in [request.file] if request.file is not None else islice(files_below(folder), _MAX_FILES):
         if files is not None and not files.match_file(path):
             continue
         for match in _matches(folder, path, expression) if expression else (Match(printable(path)),):
@@ -50,16 +46,6 @@ def find(request: Search) -> SearchResults:
                 return SearchResults(tuple(matches), has_more=True)
             matches.append(match)
     return SearchResults(tuple(matches))
-
-
-def files_below(folder: Path) -> list[str]:
-    """Return the sorted relative paths of the files in the folder and its subfolders.
-
-    In a git repository, files that git ignores are omitted. Outside a repository, or if git lists no files, only files
-    in well-known cache folders are omitted.
-    """
-    listed = _listed_by_git(folder) or list(_walked(folder))
-    return sorted(listed[:_MAX_FILES])
 
 
 def braces_expanded(pattern: str) -> list[str]:
@@ -75,37 +61,6 @@ def braces_expanded(pattern: str) -> list[str]:
         else:
             expanded.append(first)
     return expanded + patterns
-
-
-def _listed_by_git(folder: Path) -> list[str]:
-    """Return the tracked and the untracked files in the folder, without files that git ignores.
-
-    Return an empty list if the folder is not in a git repository or git is not installed.
-    """
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-zco", "--exclude-standard"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        listing = subprocess.run(command, capture_output=True, env=environ, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    names = dict.fromkeys(os.fsdecode(name) for name in listing.split(b"\0") if name)
-    return [name for name in names if _is_file(folder / name)]
-
-
-def _walked(folder: Path) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _PASSED_OVER]
-        for name in names:
-            path = Path(parent, name)
-            if _is_file(path):
-                yield str(path.relative_to(folder))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _matches(folder: Path, path: str, expression: re.Pattern[str]) -> Iterator[Match]:
