@@ -8,6 +8,7 @@ from simulated_cache import SimulatedCache
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.scheduling import ngram
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -50,6 +51,37 @@ def test_incremental_index_equals_a_complete_one() -> None:
     for _ in range(300):
         tokens += [rng.randrange(3) for _ in range(rng.randint(1, 4))]
         assert growing.draft(4) == Drafter(list(tokens)).draft(4)
+
+
+def test_index_built_in_parts_equals_a_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(4)
+    for part in (1, 2, 5, 64):
+        for length in range(40):
+            tokens = [rng.randrange(3) for _ in range(length)]
+            monkeypatch.setattr(ngram, "_MAX_OLDER", part)
+            parted = Drafter(tokens)
+            for _ in range(length // part + 1):
+                tokens.append(rng.randrange(3))
+                parted.draft(4)
+            monkeypatch.setattr(ngram, "_MAX_OLDER", 1000)
+            assert parted.draft(4) == Drafter(list(tokens)).draft(4)
+            assert parted.may_draft == Drafter(list(tokens)).may_draft
+
+
+def test_draft_reads_a_bounded_part_of_a_long_prompt_from_its_end() -> None:
+    reads: list[int] = []
+
+    class Reading(list[int]):
+        def __getitem__(self, index: object) -> object:  # type: ignore[override]
+            items = super().__getitem__(index)  # type: ignore[index]
+            reads.append(len(items) if isinstance(items, list) else 1)
+            return items
+
+    late = [7, 8, 9, 4, 5, 6, 200]
+    prompt = [*range(1000, 51000), *late, *range(300, 1000), *late[:6]]
+    drafter = Drafter(Reading(prompt))
+    assert drafter.draft(1) == (200,)
+    assert sum(reads) < 3 * ngram._MAX_OLDER
 
 
 def test_success_lengthens_drafts_and_failure_requires_longer_matches() -> None:

@@ -109,11 +109,11 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
         if p.logit_bias:
             bias.add(row, list(p.logit_bias), list(p.logit_bias.values()))
         if p.repetition_penalty != 1.0:
-            repetition.add(row, sequence.distinct.array(), p.repetition_penalty)
+            repetition.add(row, sequence.token_counts.distinct(), p.repetition_penalty)
             repetition.add(row, [token for token in (sequence.tokens[-1],) if token < 0], p.repetition_penalty)
             repetition.add(row, drafts, p.repetition_penalty)
-        if (p.frequency_penalty or p.presence_penalty) and (output := [*sequence.output_tokens, *drafts]):
-            tokens, counts = np.unique(output, return_counts=True)
+        if p.frequency_penalty or p.presence_penalty:
+            tokens, counts = sequence.output_counts.with_drafts(drafts)
             presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * counts)
     return Sampling(
         *settings,
@@ -132,9 +132,7 @@ class _Adjusting:
     def __init__(self) -> None:
         self._adjustments: list[tuple[int, Int32, NDArray[np.float32]]] = []
 
-    def add(
-        self, row: int, tokens: Rows[int] | NDArray[np.int64], values: Rows[float] | NDArray[np.floating] | float
-    ) -> None:
+    def add(self, row: int, tokens: Rows[int] | Int32, values: Rows[float] | NDArray[np.floating] | float) -> None:
         """Add adjustments of one row: `tokens` without duplicates, and one value per token or a common value."""
         if len(tokens):
             self._adjustments.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))

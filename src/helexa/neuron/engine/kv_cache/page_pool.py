@@ -81,6 +81,15 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def holds(self, page_hash: bytes) -> bool:
+        """Return whether a page is registered under `page_hash`."""
+        return page_hash in self._pages
+
+    def is_held(self, page_hash: bytes) -> bool:
+        """Return whether a page is registered under `page_hash` and has a holder."""
+        page = self._pages.get(page_hash)
+        return page is not None and self._holders[page] > 0
+
     def count_held(self, pages: list[int]) -> int:
         """Return how many of `pages` have a holder. Sharing such a page does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)

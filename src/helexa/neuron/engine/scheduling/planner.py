@@ -42,6 +42,7 @@ class Planner:
         self._ahead = False  # whether the plan is made before the previous step is committed
         self._left_out = False  # whether the last plan omits a sequence because too few pages are free
         self._image_tokens = 0  # tokens of the images that begin in the plan
+        self._room: int | None = None  # `Memory.room` of the running sequences; None until the plan needs it
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
 
     def plan(self) -> Plan:
@@ -112,10 +113,11 @@ class Planner:
         """
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
-        limits = self._controller.limits(self._queues.running, self._queues.waiting)
+        self._room = None
+        limits = self._controller.limits(self._queues.running.values(), self._queues.waiting.counts)
         decoding = [
             sequence
-            for sequence in self._queues.running
+            for sequence in self._queues.running.values()
             if sequence.decoding and sequence not in self._queues.suspects and not self._ends(sequence)
         ]
         for sequence in self._controller.choose(decoding, limits.rows):
@@ -140,13 +142,13 @@ class Planner:
         """
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
+        self._room = None
         for _ in range(len(self._queues.suspects)):
             sequence = self._queues.suspects[0]
             self._queues.suspects.rotate(-1)
-            if sequence not in self._queues.running:
-                if sequence is not self._queues.waiting[0]:
+            if sequence.id not in self._queues.running:
+                if sequence is not self._queues.waiting.first:
                     continue  # an older sequence was preempted
-                self._queues.waiting.popleft()
                 self._queues.start(sequence, self._memory.computed_before(sequence))
             if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
                 break
@@ -174,7 +176,7 @@ class Planner:
         """
         sequence_counts: Counter[str] = Counter()
         prefilling: deque[tuple[int, Sequence]] = deque()
-        for sequence in self._queues.running:
+        for sequence in self._queues.running.values():
             if not sequence.decoding:
                 prefilling.append((sequence_counts[sequence.principal], sequence))
             sequence_counts[sequence.principal] += 1
@@ -183,12 +185,9 @@ class Planner:
         while True:
             newcomer = None if memory_full else self._newcomer(sequence_counts, limits)
             if newcomer is not None and (not prefilling or sequence_counts[newcomer.principal] < prefilling[0][0]):
-                prefix = self._prefix_to_start(newcomer)
-                if prefix is None:
+                if not self._start(newcomer):
                     memory_full = True
                     continue
-                self._queues.waiting.remove(newcomer)
-                self._queues.start(newcomer, prefix)
                 sequence_counts[newcomer.principal] += 1
                 yield newcomer
             elif prefilling:
@@ -208,7 +207,7 @@ class Planner:
             places: number of running sequences by principal.
             limits: limits of the step. A sequence that gets no prompt tokens may not start.
         """
-        candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
+        candidates = (sequence for sequence in self._queues.waiting.firsts() if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
     def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
@@ -236,30 +235,51 @@ class Planner:
         first prompt needs.
         """
         prefilling = [
-            other for other in self._queues.running if not other.decoding and other is not cut and other not in plan
+            other
+            for other in self._queues.running.values()
+            if not other.decoding and other is not cut and other not in plan
         ]
-        may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
-        missing = {waiting: self._memory.missing(waiting) for waiting in self._queues.waiting} if may_start else {}
+        first = self._queues.waiting.first
+        may_start = first is not None and self._may_start(first)
+        missing = self._memory.missing(self._queues.waiting) if may_start else {}
         for sequence in sorted([*prefilling, *missing], key=lambda prompt: missing.get(prompt, prompt.pending)):
             if not limits.tokens_for(sequence):
                 continue
-            if sequence in missing:
-                prefix = self._prefix_to_start(sequence)
-                if prefix is None:
-                    continue
-                self._queues.waiting.remove(sequence)
-                self._queues.start(sequence, prefix)
+            if sequence in missing and not self._start(sequence, sequence.matched):
+                continue
             yield sequence
 
-    def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
-        """Return the cached pages with which a waiting sequence can start. Return None if it cannot start now.
+    def _start(self, sequence: Sequence, limit: int | None = None) -> bool:
+        """Move a waiting sequence to the running sequences. Return False if it cannot start now.
 
-        A sequence cannot start if `max_sequences` sequences are running, or if too few pages are free.
+        Args:
+            limit: see `_may_start`.
+        """
+        if not self._may_start(sequence, limit):
+            return False
+        prefix = self._memory.computed_before(sequence)
+        pages = self._memory.pages_to_start(sequence, prefix)
+        if pages > self._free_room():
+            return False
+        self._room = self._free_room() - pages
+        self._queues.start(sequence, prefix)
+        return True
+
+    def _may_start(self, sequence: Sequence, limit: int | None = None) -> bool:
+        """Return False if `max_sequences` sequences are running, or if too few pages are free to start `sequence`.
+
+        Args:
+            limit: number of leading pages to look up in the prefix cache at most; None for all full pages.
         """
         if len(self._queues.running) >= self._options.max_sequences:
-            return None
-        prefix = self._memory.computed_before(sequence)
-        return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
+            return False
+        return self._memory.may_fit(sequence, self._free_room(), limit)
+
+    def _free_room(self) -> int:
+        """Return `Memory.room` of the running sequences. Each plan computes it once, and again after preemptions."""
+        if self._room is None:
+            self._room = self._memory.room(self._queues.running.values())
+        return self._room
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Add up to `count` tokens of a prompt to `plan`, and subtract them from `limits`.
@@ -280,7 +300,7 @@ class Planner:
             The number of added tokens. It is 0 if no pages are left, if the sequence itself is preempted, or if an
             image must wait for the next step. It is larger than `count` if an image must be computed in one step.
         """
-        if sequence not in self._queues.running:
+        if sequence.id not in self._queues.running:
             return 0  # preempted in this plan for an older sequence
         count = self._memory.until_mark(sequence, count)
         if sequence.images is not None and (count := self._until_image(sequence, sequence.images, count)) == 0:
@@ -289,8 +309,9 @@ class Planner:
             if self._ahead:
                 self._left_out = True
                 return 0
-            victim = self._queues.running[-1]
+            victim = next(reversed(self._queues.running.values()))
             plan.pop(victim, None)
+            self._room = None
             self._queues.preempt(victim)
             if victim is sequence:
                 return 0

@@ -72,17 +72,17 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """Sequences that hold pages, sorted by arrival."""
-        return self.queues.running
+        return list(self.queues.running.values())
 
     @property
-    def waiting(self) -> deque[Sequence]:
-        """Sequences without pages, sorted by arrival. They have not started, or they were preempted."""
-        return self.queues.waiting
+    def waiting(self) -> list[Sequence]:
+        """Sequences without pages, in the order of the queue. They have not started, or they were preempted."""
+        return list(self.queues.waiting)
 
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits."""
-        return not self.running and not self.waiting
+        return not self.queues.running and not self.queues.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
         """Add a new sequence to the waiting queue, and return None.
@@ -90,8 +90,8 @@ class Scheduler:
         If the sequence is rejected, return an output with the error. A sequence is rejected if the queue is full, or if
         its prompt is empty or too long.
         """
-        if len(self.waiting) >= self.options.max_waiting:
-            return sequence.failure(f"overloaded: {len(self.waiting)} requests are waiting already")
+        if len(self.queues.waiting) >= self.options.max_waiting:
+            return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests are waiting already")
         if not sequence.tokens:
             return sequence.failure("the prompt has no tokens")
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
@@ -103,7 +103,7 @@ class Scheduler:
             sequence.images = PromptImages(sequence.request, self._image_traits)
         sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
         sequence.arrival = next(self._arrivals)
-        self.waiting.append(sequence)
+        self.queues.waiting.append(sequence)
         return None
 
     def cancel(self, sequence_id: int) -> bool:
@@ -170,15 +170,15 @@ class Scheduler:
         for entry in [*plan, *(after or [])]:
             queues.memory.unreserve(entry.save)
         if len(plan) > 1:
-            queues.suspects = deque(queues.running)
+            queues.suspects = deque(queues.running.values())
             for sequence in reversed(queues.suspects):
                 queues.preempt(sequence)
             return []
         sequence = plan[0].sequence
         next_sequences = {entry.sequence for entry in after or []} - {sequence}
-        for other in reversed([candidate for candidate in queues.running if candidate in next_sequences]):
+        for other in reversed([candidate for candidate in queues.running.values() if candidate in next_sequences]):
             queues.preempt(other)
-        if sequence not in queues.running:
+        if sequence.id not in queues.running:
             return []  # the sequence ended after the launch
         queues.end(sequence)
         return [sequence.failure(error)]
@@ -197,8 +197,8 @@ class Scheduler:
             self.queues.memory.release(sequence)
             outputs.append(msgspec.structs.replace(sequence.failure(error), retry=True))
         self.queues.suspects.clear()
-        self.running.clear()
-        self.waiting.clear()
+        self.queues.running.clear()
+        self.queues.waiting.clear()
         return outputs
 
     def check_idle(self) -> None:

@@ -16,9 +16,9 @@ from helexa.neuron.engine.ipc.messages import (
     TracedStep,
 )
 from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
+from helexa.neuron.engine.scheduling.token_counts import TokenCounts
 from helexa.neuron.engine.step.pooling import PooledVector
 from helexa.neuron.engine.step.step_input import Float32
 
@@ -46,13 +46,17 @@ class Sequence:
         follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
         read_tokens, read_seconds: see `Timing`.
         steps: the first steps of a traced sequence.
-        distinct: the distinct token ids in `tokens`.
+        token_counts: counts of the token ids in `tokens`.
+        output_counts: counts of the token ids in the output, including output of an earlier request that is part of the
+            prompt (`Generate.prior_output` tokens).
         images: the images of the prompt; None without images. The scheduler sets it.
         pixels: the input of the vision tower for each image (see `PreparedImage.pixels`).
         encoded: index and embeddings of the image of which the last step computed a part; None if the last step ended
             outside of an image (see `ImageEncoder`).
         arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
         arrival: position of the sequence in the order of arrival.
+        place: position in the waiting queue; smaller positions start first.
+        matched: number of leading full pages that were in the prefix cache when `Memory.cached_pages` last looked.
     """
 
     request: Generate
@@ -81,11 +85,15 @@ class Sequence:
     read_seconds: float = 0.0
     steps: list[TracedStep] = field(default_factory=list[TracedStep])
     arrival: int = 0
-    distinct: DistinctTokens = field(init=False)
+    place: int = 0
+    matched: int = 0
+    token_counts: TokenCounts = field(init=False)
+    output_counts: TokenCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.distinct = DistinctTokens(self.tokens)
+        self.token_counts = TokenCounts(self.tokens)
+        self.output_counts = TokenCounts(self.tokens, max(len(self.tokens) - self.request.prior_output, 0))
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
@@ -133,14 +141,6 @@ class Sequence:
     def generated(self) -> int:
         """Number of output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def output_tokens(self) -> list[int]:
-        """The output tokens so far, including output of an earlier request that is part of the prompt.
-
-        `Generate.prior_output` is the number of these earlier tokens.
-        """
-        return self.tokens[len(self.request.prompt) - self.request.prior_output :]
 
     def append(self, token: int) -> FinishReason | None:
         """Append a sampled token. Return the finish reason if the token ends the sequence, else None."""

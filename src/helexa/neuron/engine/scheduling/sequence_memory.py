@@ -4,6 +4,7 @@ A full page is registered for reuse as soon as it is computed. For models with r
 is taken at positions where a later prompt is likely to continue (see `page_pool` and `state_pool`).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from helexa.neuron.engine.ipc.messages import PrefixReuse
@@ -14,6 +15,7 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
+_MAX_NEW_MATCHES = 2048  # about a millisecond per step, most of it for page hashes
 
 
 class Memory:
@@ -37,27 +39,83 @@ class Memory:
         hidden states of its whole prompt, for an embedding or prompt log-probabilities. KV pages do not contain hidden
         states.
         """
-        if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
+        if not self._may_reuse(sequence):
             return []
         full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
-        self._extend_chain(sequence, full_pages)
         pages = self._pages.match(sequence.chain[1 : full_pages + 1])
+        while len(pages) == len(sequence.chain) - 1 < full_pages:  # pages after a miss need no hash yet
+            self._extend_chain(sequence, len(pages) + 1)
+            pages += self._pages.match(sequence.chain[-1:])
         if self._states is not None:
             count, sequence.restore = self._states.longest(sequence.chain[1 : len(pages) + 1])
             return pages[:count]
         return pages
 
-    def missing(self, sequence: Sequence) -> int:
-        """Return how many tokens of a waiting sequence must be computed, because no cached page contains them."""
-        return len(sequence.tokens) - len(self.computed_before(sequence)) * self._pages.page_size
+    def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
+        """Return how many tokens of each waiting sequence must be computed, because no cached page contains them.
 
-    def has_room(self, sequence: Sequence, prefix: list[int], running: Iterable[Sequence]) -> bool:
-        """Return whether enough pages are free to start `sequence` with the cached pages `prefix`.
-
-        Pages that the `running` sequences still need for their known tokens count as used.
+        The numbers are upper limits for long prompts that have waited only a few steps: each call looks up at most
+        `_MAX_NEW_MATCHES` pages that earlier calls have not found.
         """
-        reserved = sum(max(self._needed(other) - len(other.pages), 0) for other in running)
-        return self._needed(sequence) - self._pages.count_held(prefix) <= self._pages.free - reserved
+        missing: dict[Sequence, int] = {}
+        budget = _MAX_NEW_MATCHES
+        for sequence in waiting:
+            known = sequence.matched
+            cached = self.cached_pages(sequence, known + budget)
+            budget -= max(sequence.matched - known, 0)
+            missing[sequence] = len(sequence.tokens) - cached * self._pages.page_size
+        return missing
+
+    def cached_pages(self, sequence: Sequence, limit: int | None = None) -> int:
+        """Return the length of `computed_before(sequence)`, without a walk over all of its pages.
+
+        The number is exact if the cached pages of the sequence are its first pages. This is nearly always the case,
+        because pages at the end of a sequence are evicted first.
+
+        Args:
+            limit: number of leading pages to look up at most; None for all full pages.
+        """
+        if not self._may_reuse(sequence):
+            return 0
+        full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
+        chain, holds = sequence.chain, self._pages.holds
+        matched = min(sequence.matched, full_pages)
+        if matched and not holds(chain[matched]):  # evicted since the last call
+            matched = bisect_left(range(matched), True, key=lambda index: not holds(chain[index + 1]))
+        limit = full_pages if limit is None else min(limit, full_pages)
+        while matched < limit:
+            self._extend_chain(sequence, matched + 1)
+            if not holds(chain[matched + 1]):
+                break
+            matched += 1
+        sequence.matched = matched
+        if self._states is not None:
+            return self._states.longest(chain[1 : matched + 1])[0]
+        return matched
+
+    def room(self, running: Iterable[Sequence]) -> int:
+        """Return how many pages are free, without the pages that `running` sequences need for their known tokens.
+
+        `grow` does not change the result, because it only allocates such pages.
+        """
+        return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
+
+    def pages_to_start(self, sequence: Sequence, prefix: list[int]) -> int:
+        """Return by how many pages the start of `sequence` with the cached pages `prefix` reduces `room`."""
+        return self._needed(sequence) - self._pages.count_held(prefix)
+
+    def may_fit(self, sequence: Sequence, room: int, limit: int | None = None) -> bool:
+        """Return False if `room` pages are too few to start `sequence`, without a walk over all of its pages.
+
+        Args:
+            limit: see `cached_pages`.
+        """
+        needed = self._needed(sequence)
+        if needed <= room:
+            return True
+        cached, chain, is_held = self.cached_pages(sequence, limit), sequence.chain, self._pages.is_held
+        held = bisect_left(range(cached), True, key=lambda index: not is_held(chain[index + 1]))
+        return needed - held <= room
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
         """Give a starting sequence its cached pages `prefix`, and a state slot if the model has recurrent layers."""
@@ -161,6 +219,10 @@ class Memory:
         """
         if self._states is not None and save is not None:
             self._states.unreserve(save)
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        """Return whether `sequence` may start with cached pages (see `computed_before`)."""
+        return self._reuses and sequence.pooled is None and sequence.request.prompt_logprobs is None
 
     def _next_mark(self, sequence: Sequence) -> int:
         """Return the next position of a prompt at which a snapshot is taken. A prefill step must end at this position.

@@ -17,7 +17,7 @@ excess time is compensated.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
@@ -138,14 +138,18 @@ class StepController:
             tokens = min(most, (rows + tokens + _ROW_MULTIPLE // 2) // _ROW_MULTIPLE * _ROW_MULTIPLE - rows)
         return tokens
 
-    def limits(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> StepLimits:
-        """Return the limits that give each principal of these sequences a fair share of the next step.
+    def limits(self, running: Collection[Sequence], waiting: Mapping[str, int]) -> StepLimits:
+        """Return the limits that give each principal a fair share of the next step.
 
         If all sequences belong to one principal, there are no limits.
+
+        Args:
+            running: the running sequences.
+            waiting: number of waiting sequences by principal.
         """
         self._step += 1
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
-        prompts.update(sequence.principal for sequence in waiting)
+        prompts.update(waiting)
         sequence_counts = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
         self._fair_seconds, self._heavy = None, frozenset()
         if len(sequence_counts) < 2:
