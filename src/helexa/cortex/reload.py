@@ -1,6 +1,8 @@
 """Hot reload: reads the configuration and the catalogue again when their files change.
 
-If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together.
+If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together. A file
+that an editor or a copy has written only in part can be valid, too. So a changed file is read after it has stayed the
+same for a second, and a reload opens nothing that was closed unless the file says so in words; see `check_exposure`.
 """
 
 import asyncio
@@ -50,14 +52,16 @@ class Reloader:
         self._config = config
         self._catalogue = catalogue
         self._apply = apply
-        self._last_stamps = self._stamps()
+        self._last_stamps = self._seen_stamps = self._stamps()
 
     async def run(self) -> None:
         """Check every second whether a file has changed, and reload changed files. Runs until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
             file_stamps = await asyncio.to_thread(self._stamps)
-            if file_stamps != self._last_stamps:
+            is_written = file_stamps == self._seen_stamps  # unchanged since the last look
+            self._seen_stamps = file_stamps
+            if is_written and file_stamps != self._last_stamps:
                 self._last_stamps = file_stamps
                 await self.reload()
 
@@ -65,6 +69,7 @@ class Reloader:
         """Read the configuration and the catalogue again and apply their changes. Log an error if a file is invalid."""
         try:
             config, catalogue = await asyncio.to_thread(self._read)
+            check_exposure(self._config, config)
             self._apply(config, catalogue)
         except HelexaError as error:
             log.error("reload failed, configuration unchanged: %s", error)
@@ -87,6 +92,29 @@ class Reloader:
     def _stamps(self) -> list[_Stamp]:
         key_files = [neuron.bearer_file for neuron in self._config.neurons]
         return [_stamp(path) for path in (self._path, self._config.models_config, *key_files)]
+
+
+def check_exposure(previous: CortexConfig, current: CortexConfig) -> None:
+    """Reject a configuration that lacks the lines without which the gateway would be open or without nodes.
+
+    A configuration file that was cut off lacks them. A line such as `require_auth = false` is an explicit decision.
+
+    Raises:
+        ConfigError: the new configuration does not mention `require_auth` although keys were required, or mentions no
+            nodes although there were nodes.
+    """
+    entitlements = current.entitlements
+    if (
+        previous.entitlements.require_auth
+        and not entitlements.require_auth
+        and "require_auth" not in entitlements.model_fields_set
+    ):
+        raise ConfigError(
+            "entitlements.require_auth is missing, and without it all clients have access; to allow this, write "
+            "require_auth = false"
+        )
+    if previous.neurons and not current.neurons and "neurons" not in current.model_fields_set:
+        raise ConfigError("all [[neurons]] are missing; to remove all nodes, write neurons = []")
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:

@@ -87,6 +87,41 @@ async def test_missing_catalogue_keeps_the_previous_one(files: Files) -> None:
     assert files.applied == []
 
 
+NODE = '[[neurons]]\nname = "n1"\nendpoint = "http://n1:1"\n'
+KEYS = '[entitlements]\nrequire_auth = true\n[[entitlements.keys]]\nkey = "k"\naccount_id = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (NODE + KEYS, "entitlements.require_auth is missing, and without it all clients have access"),
+        (KEYS + NODE, "all [[neurons]] are missing"),
+    ],
+)
+async def test_cut_off_file_opens_nothing_and_drops_no_node(
+    files: Files, caplog: pytest.LogCaptureFixture, text: str, error: str
+) -> None:
+    text = files.config.read_text() + text
+    files.config.write_text(text)
+    await files.reloader.reload()
+    assert len(files.applied) == 1
+    for size in range(len(text)):
+        files.config.write_text(text[:size])
+        await files.reloader.reload()
+    for config, _ in files.applied:
+        assert config.entitlements.require_auth and config.neurons
+    assert error in caplog.text
+
+
+async def test_explicit_words_open_a_gateway_and_remove_its_nodes(files: Files) -> None:
+    files.config.write_text(files.config.read_text() + NODE + KEYS)
+    await files.reloader.reload()
+    files.config.write_text('models_config = "models.toml"\nneurons = []\n[entitlements]\nrequire_auth = false\n')
+    await files.reloader.reload()
+    config, _ = files.applied[-1]
+    assert not config.entitlements.require_auth and config.neurons == []
+
+
 @pytest.mark.parametrize("key", ["key", "bearer"])
 def test_secrets_are_not_logged(key: str) -> None:
     def config(secret: str) -> CortexConfig:
