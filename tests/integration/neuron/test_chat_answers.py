@@ -152,7 +152,7 @@ async def test_call_of_an_unknown_tool_is_returned_unchanged() -> None:
 
 
 async def test_finish_reason_is_stop_after_a_malformed_call() -> None:
-    broken = '<tool_call>\n{"name": "weather", "arguments": {"place": Köln}}\n</tool_call>'
+    broken = '<tool_call>\n{"name": "weather", "arguments": {"place": , "x"}}\n</tool_call>'
     async with serve(answer(f"{broken}\n{NEXT}"), AGENT_TEMPLATE) as node:
         for parallel in (True, False):
             choice = (await both(node, {**AGENT, "parallel_tool_calls": parallel}))["choice"]

@@ -61,3 +61,7 @@ class Markers:
         ):
             return None
         return ""
+
+
+NO_MARKERS = Markers(())
+"""The empty set of markers."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -35,15 +34,26 @@ class ReasoningMarks:
         """
         return turn.rfind(self.close) > turn.rfind(self.open)
 
-    def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a reasoning block that begins with its opening marker."""
-        source.take(source.at + len(self.open))
-        yield from self.read_inside(source, output)
-
-    def read_inside(self, source: Source, output: Output) -> Reading[None]:
+    def read_inside(
+        self,
+        source: Source,
+        output: Output,
+        *,
+        drafts: Markers,
+        read_draft: Callable[[], Reading[str | None]],
+        exact: bool = False,
+    ) -> Reading[None]:
         """Parse the content of a reasoning block, after its opening marker. The closing marker may be missing.
 
         White space at both ends of the reasoning and after the block is dropped.
+
+        Args:
+            source: the model's unread text.
+            output: receives the reasoning.
+            drafts: markers at the beginning of tool calls.
+            read_draft: method that parses tool calls inside the reasoning. It returns their text, or None if the calls
+                end the output.
+            exact: whether only up to two line breaks belong to the closing marker.
         """
         output.reasoning = True
         yield from source.space()
@@ -57,22 +67,34 @@ class ReasoningMarks:
                 space.clear()
             space.append(chunk[len(content) :])
 
-        ended = yield from source.until(self._end, pass_on)
+        ends = Markers([self.close, *drafts.strings])
+        while (marker := (yield from source.until(ends, pass_on))) not in ("", self.close):
+            if (text := (yield from read_draft())) is None:
+                break
+            if not text:  # the marker does not begin a call
+                text = source.take(source.at + len(marker))
+            pass_on(text)
         output.reasoning = False
-        if ended:
-            yield from self.read_end(source)
+        if marker == self.close:
+            yield from self.read_end(source, exact=exact)
 
-    def read_end(self, source: Source) -> Reading[None]:
-        """Read the closing marker and the white space after it."""
+    def read_end(self, source: Source, *, exact: bool = False) -> Reading[None]:
+        """Read the closing marker and the white space after it.
+
+        Args:
+            source: the model's unread text.
+            exact: whether to read only up to two line breaks, because other white space is part of the answer.
+        """
         source.take(source.at + len(self.close))
-        yield from source.space()
+        if exact:
+            for _ in range(2):
+                yield from source.marker(_LINE)
+        else:
+            yield from source.space()
         source.settle()
 
-    @cached_property
-    def _end(self) -> Markers:
-        return Markers([self.close])
 
-
+_LINE = Markers(["\n"])
 _KNOWN = (
     ReasoningMarks("<think>", "</think>"),
     ReasoningMarks("[THINK]", "[/THINK]"),

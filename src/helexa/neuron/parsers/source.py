@@ -41,6 +41,7 @@ class Source:
         self.ended = False
         self.cut = False
         self._unsettled: list[str] = []
+        self._record: list[str] | None = None
 
     @property
     def empty(self) -> bool:
@@ -62,7 +63,18 @@ class Source:
         text = self.text[self.at : end]
         self.at = end
         self._unsettled.append(text)
+        if self._record is not None:
+            self._record.append(text)
         return text
+
+    def record(self) -> list[str]:
+        """Return a list to which all text is appended that is read until the next call of `stop_record`."""
+        self._record = []
+        return self._record
+
+    def stop_record(self) -> None:
+        """Stop the recording that `record` has begun."""
+        self._record = None
 
     def settle(self) -> None:
         """Forget the text read so far, because the parser has added it to the `Output`."""

@@ -36,6 +36,9 @@ class AnswerForm:
         thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
         untagged_calls: whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format
             allows this. False if a grammar constrains the answer, because the JSON then is the answer itself.
+        structured: whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are
+            text.
+        may_reason: whether a structured answer may begin with reasoning that the prompt has not begun.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
@@ -44,6 +47,8 @@ class AnswerForm:
     spelled_thoughts: bool = False
     thinking_budget: int | None = None
     untagged_calls: bool = True
+    structured: bool = False
+    may_reason: bool = True
 
     @property
     def runs_on(self) -> bool:
@@ -101,7 +106,15 @@ class AnswerReader:
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
         self._parser = (
-            None if form is None else text.output_format.parser(prompt, form.tools, untagged=form.untagged_calls)
+            None
+            if form is None
+            else text.output_format.parser(
+                prompt,
+                form.tools,
+                untagged=form.untagged_calls,
+                structured=form.structured,
+                may_reason=form.may_reason,
+            )
         )
         self._detokenizer = text.output_format.detokenizer(self._parser)
         self._marks = text.output_format.thought_marks if form is not None and form.spelled_thoughts else None
@@ -118,6 +131,11 @@ class AnswerReader:
     def stop_string(self) -> str | None:
         """The stop string that ended the answer, or None."""
         return self._stops.matched
+
+    @property
+    def repairs(self) -> frozenset[str]:
+        """Names of the mistakes in the answer's tool calls that were repaired."""
+        return frozenset() if self._parser is None else self._parser.repairs
 
     def reason(self, output: TokenOutput) -> FinishReason:
         """Return the finish reason of the answer. `output` is the last output that was passed to `read`."""

@@ -122,6 +122,9 @@ class RunEnd:
         )
         current().runs.append(run)
         self._trace(run, timing)
+        if self._reader.repairs:
+            mistakes = ",".join(sorted(self._reader.repairs))
+            tell(logger, logging.INFO, "repaired tool calls", model=run.model, mistakes=mistakes)
         tell(
             logger,
             logging.INFO,

@@ -72,7 +72,8 @@ async def converse(
     """
     tools = chat.offered_tools
     prompt = await rendered(model, chat, thinks=thinks)
-    constraint = await chat_constraint(model, chat, tools, prompt.tokens, chat.thinks(thinks) is not False)
+    may_reason = chat.thinks(thinks) is not False
+    constraint = await chat_constraint(model, chat, tools, prompt.tokens, may_reason)
     form = AnswerForm(
         schemas_of(tools),
         parallel=chat.parallel_tool_calls is not False,
@@ -80,6 +81,8 @@ async def converse(
         spelled_thoughts=spelled_thoughts,
         thinking_budget=chat.max_reasoning_tokens,
         untagged_calls=constraint is None,
+        structured=chat.shape is not None,
+        may_reason=may_reason,
     )
     return run(
         model,

@@ -74,7 +74,15 @@ class OutputFormat:
         """
         return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
-    def parser(self, prompt: Sequence[int], tools: Tools, *, untagged: bool = True) -> OutputParser | None:
+    def parser(
+        self,
+        prompt: Sequence[int],
+        tools: Tools,
+        *,
+        untagged: bool = True,
+        structured: bool = False,
+        may_reason: bool = True,
+    ) -> OutputParser | None:
         """Return a parser for the output that the model generates after `prompt`.
 
         Return None if the output is only text.
@@ -84,6 +92,8 @@ class OutputFormat:
             tools: the tools of the request. Without tools, tool calls are not parsed, except in the Harmony format.
             untagged: whether the parser also accepts tool calls without the format's tags. Only some formats support
                 this option.
+            structured: whether a grammar decides the text after the reasoning, so that markers in the text are text.
+            may_reason: whether the model may reason if the prompt has not begun the reasoning.
         """
         tool_call_format = self.tool_call_format if tools or self.frames_calls else None
         if tool_call_format is None and self.reasoning is None:
@@ -95,6 +105,8 @@ class OutputFormat:
             in_reasoning=inside,
             reasoned=reasoned,
             untagged=untagged and isinstance(tool_call_format, Hermes) and tool_call_format.untagged,
+            structured=structured,
+            may_reason=may_reason and not (structured and reasoned),
             tools=tools,
         )
 

@@ -11,6 +11,7 @@ from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
 from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
+from helexa.neuron.parsers.values.json_text import strict_loads
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.output_patterns import respelling
@@ -119,7 +120,8 @@ def test_events_account_for_all_generated_text(format_name: str):
         inside &= format_name != "harmony"
         reader = parser(format_name, tools, in_reasoning=inside)
         events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
-        assert respelling(format_name, events).fullmatch(raw), events
+        if not (reader.repairs or reader.broken or reader.call_is_open):
+            assert respelling(format_name, events).fullmatch(raw), events
         expected = parse_pieces(parser(format_name, tools, in_reasoning=inside), [raw])
         for pieces in (pieces_at(raw, [cut for cut in cuts if cut < len(raw)]), raw):
             assert parse_pieces(parser(format_name, tools, in_reasoning=inside), pieces) == expected
@@ -151,7 +153,7 @@ TEXTS: dict[str, ModelText] = {}
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(strict_loads(text), dict)
     except ValueError:
         return False
 

@@ -1,4 +1,4 @@
-"""`JsonValue` accepts the same texts as Python's `json` module, except for raw line breaks and tabs in strings."""
+"""`JsonValue` leaves valid JSON unchanged, and converts JSON with small mistakes to valid JSON."""
 
 import json
 
@@ -6,29 +6,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helexa.neuron.parsers.source import Source
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.source import NotACall, Source
+from helexa.neuron.parsers.values.json_scalar import MAX_BARE
 from helexa.neuron.parsers.values.json_text import argument_text, dumps, strict_loads
-from helexa.neuron.parsers.values.json_value import MAX_DEPTH, MAX_NUMBER, JsonValue, read_json
+from helexa.neuron.parsers.values.json_value import MAX_DEPTH, JsonValue, read_json, repaired_json
+from nightly import cases
 
+CASES = cases(400, 20_000)
 PIECES = st.sampled_from(
-    [*list('{}[]:,"\\ \n0123.-+eEuab/\x01é'), "true", "nul", "null", '"a"', '"a":', "\\u00e9", "\\n", "NaN"]
+    [
+        *list("{}[]:,\"\\ \n0123.-+eEuab/\x01é'`"),
+        "true",
+        "nul",
+        "null",
+        '"a"',
+        '"a":',
+        "\\u00e9",
+        "\\n",
+        "NaN",
+        '", "b": "',
+        '"""',
+    ]
 )
 
 
-def accepts(text: str, size: int) -> bool:
-    """Return whether `text`, passed in pieces of `size` characters, is exactly one JSON value."""
-    value, unread = JsonValue(), ""
+def repaired(text: str, size: int = 1, schema: dict[str, object] | None = None) -> str | None:
+    """Return the JSON text that `JsonValue` makes of `text` in pieces of `size` characters; None if it fails."""
+    value, unread, json_text = JsonValue(schema), "", ""
     for start in range(0, len(text), size):
         unread += text[start : start + size]
-        at, wrong = value.advance(unread, 0, False)
+        at = value.advance(unread, 0, False)
         unread = unread[at:]
-        assert len(unread) <= 6 + size or unread[0] in "-0123456789"
-        if wrong:
-            return False
+        json_text += value.take_output()
+        assert len(unread) <= MAX_BARE + 50 + size
         if value.done:
-            return not (unread + text[start + size :]).strip(" \t\r\n")
+            return json_text if not (unread + text[start + size :]).strip(" \t\r\n") else None
+        if value.failed:
+            return None
     value.advance(unread, 0, True)
-    return value.done
+    return json_text + value.take_output() if value.done else None
 
 
 def read_in_pieces(text: str, size: int) -> str:
@@ -38,38 +55,121 @@ def read_in_pieces(text: str, size: int) -> str:
     for start in range(0, len(text), size):
         source.feed(text[start : start + size])
         next(reading, None)
+    source.feed("")
+    source.ended = True
+    next(reading, None)
     return "".join(pieces)
 
 
-def loaded(text: str) -> tuple[object] | None:
-    """Return the value of a JSON text in a tuple, or None if it is invalid.
-
-    Strings may contain raw line breaks and tabs.
-    """
+@settings(max_examples=CASES, derandomize=True)
+@given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
+def test_repaired_text_is_json_and_does_not_depend_on_the_split(text: str, size: int):
+    text = "{" + text
+    result = repaired(text, size)
+    assert result == repaired(text, 1) == repaired(text, len(text))
+    if result is not None:
+        assert isinstance(strict_loads(result), dict)
     try:
-        value = json.loads(text, strict=False, parse_constant=reject)
+        valid = json.loads(text, strict=False, parse_constant=reject)
     except ValueError:
-        return None
-    return None if "\x01" in text else (value,)
+        return
+    if '"""' not in text:
+        assert result is not None and strict_loads(result) == valid
 
 
 def reject(constant: str) -> None:
     raise ValueError(constant)
 
 
-@settings(max_examples=400, derandomize=True)
-@given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
-def test_accepted_text_is_json_or_json_with_raw_line_breaks(text: str, size: int):
-    value = loaded(text)
-    assert accepts(text, size) == (value is not None)
-    if value is not None and text.strip()[0] in '{["':
-        assert strict_loads(read_in_pieces(text, size)) == value[0]
-
-
 def test_line_breaks_and_tabs_in_strings_are_escaped():
     for size in (1, 2, 99):
         assert read_in_pieces('{\n\t"a\n": ["\tb\r\n\\n"]\r\n}', size) == '{\n\t"a\\n": ["\\tb\\r\\n\\n"]\r\n}'
-    assert not accepts('"\x01"', 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r'{"p": "C:\Users\me\new"}', {"p": "C:\\Users\\me\\new"}),
+        (r'{"p": "C:\\Users\\me\\new"}', {"p": "C:\\Users\\me\\new"}),
+        (r'{"p": "C:\Users\me\"}', {"p": "C:\\Users\\me\\"}),
+        (r'{"p": "src\main\test.py", "q": 1}', {"p": "src\\main\\test.py", "q": 1}),
+        (r'{"p": "^\w+\s\b$"}', {"p": r"^\w+\s\b$"}),
+        (r'{"p": "r\'\d+\'\nprint(1)"}', {"p": "r'\\d+'\nprint(1)"}),
+        (r'{"p": "it\'s \x41 \u12 \$"}', {"p": "it's \\x41 \\u12 \\$"}),
+        ('{"p": "a \\\n b"}', {"p": "a \\\n b"}),
+        ('{"p": "\x00\x1f"}', {"p": "\x00\x1f"}),
+        ('{"p": "say "hi" to", "q": ""}', {"p": 'say "hi" to', "q": ""}),
+        ('{"p": "f("a", "b")", "q": [1]}', {"p": 'f("a", "b")', "q": [1]}),
+        ('{"p": "{"a": "b"}"}', {"p": '{"a": "b"}'}),
+        ('{"p": ["say "hi"", "x"]}', {"p": ['say "hi"', "x"]}),
+        ('{"p": """a "b"\nc""", "q": 1}', {"p": 'a "b"\nc', "q": 1}),
+        ("{'p': 'it's \"x\"', q: 'y'}", {"p": 'it\'s "x"', "q": "y"}),
+        ('{"p": True, "q": None, "r": NaN, "s": -Infinity}', {"p": True, "q": None, "r": None, "s": None}),
+        ('{"p": [1, 2,], "q": {"r": 1,},}', {"p": [1, 2], "q": {"r": 1}}),
+        ('{"p": 1,, "q": 2}', {"p": 1, "q": 2}),
+        ('{"p": 1 "q": 2\n"r": "x" "s": 3}', {"p": 1, "q": 2, "r": "x", "s": 3}),
+        ('{{"p": {{"q": 1}}, "r": 2}', {"p": {"q": 1}, "r": 2}),
+        ('{"p": [1, {"q": 2], "r": 3}', {"p": [1, {"q": 2}], "r": 3}),
+        ('{"p": {"q": "x"', {"p": {"q": "x"}}),
+        (
+            '{"p": 007, "q": +5, "r": .5, "s": 5., "t": New York}',
+            {"p": "007", "q": 5, "r": 0.5, "s": 5, "t": "New York"},
+        ),
+        ('{"p": open("x, y"), "q": 1}', {"p": 'open("x, y")', "q": 1}),
+        (r'{"p": E:\My Files\a.md, "q": 1}', {"p": "E:\\My Files\\a.md", "q": 1}),
+    ],
+)
+def test_small_mistakes_are_repaired(written: str, value: object):
+    for size in (1, 2, 5, len(written)):
+        text = repaired(written, size)
+        assert text is not None and strict_loads(text) == value
+    assert strict_loads(repaired_json(written)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"p": "x', '{"p": ', '{"p": 1,', '{"p"', '{"p", "q": 1}', '{"p": tru', '{"p": "x\\', '{"p": }', '{"p": [1] ?}'],
+)
+def test_text_with_several_meanings_fails(text: str):
+    assert repaired(text) is None
+    with pytest.raises(NotACall):
+        repaired_json(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "schema", "value"),
+    [
+        ("5.0", {"type": "integer"}, 5),
+        ("5.0", {"type": ["integer", "null"]}, 5),
+        ("5.5", {"type": "integer"}, 5.5),
+        ("5.0", {"type": "number"}, 5.0),
+        ("5.0", {"anyOf": [{"type": "integer"}, {"type": "number"}]}, 5.0),
+        ('"5"', {"type": "integer"}, 5),
+        ('"5.0"', {"type": "integer"}, 5),
+        ('"5"', {"type": ["integer", "string"]}, "5"),
+        ('"5"', {}, "5"),
+        ('"five"', {"type": "integer"}, "five"),
+        ('"true"', {"type": "boolean"}, True),
+        (r'"[1, \"x\"]"', {"type": "array"}, [1, "x"]),
+        ("[1.0, 2]", {"type": "array", "items": {"$ref": "#/$defs/n"}}, [1, 2]),
+        ('{"b": 1.0}', {"additionalProperties": {"type": "integer"}}, {"b": 1}),
+        (f'"{"x" * 70_000}"', {"type": "integer"}, "x" * 70_000),
+    ],
+)
+def test_values_get_the_type_of_the_schema_if_only_one_fits(written: str, schema: dict[str, object], value: object):
+    tool = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
+    text = f'{{"a": {written}}}'
+    result = repaired(text, 1 if len(text) < 1000 else 999, tool)
+    assert result is not None
+    [read] = strict_loads(result).values()
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_markers_in_strings_do_not_end_the_value():
+    value = JsonValue(ends=Markers(["</t>"]))
+    text = '{"a": "x</t>", "b": "y"</t>'
+    assert value.advance(text, 0, False) == len(text) - len("</t>")
+    assert value.done and strict_loads(value.take_output()) == {"a": "x</t>", "b": "y"}
 
 
 VALUES = st.recursive(
@@ -82,15 +182,15 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from([None, 2]), st.booleans(), st.integers(1, 5))
 def test_valid_json_is_accepted(value: object, indent: int | None, ascii_only: bool, size: int):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    assert accepts(text, size)
+    assert repaired(text, size) == text
 
 
 def test_depth_and_number_length_are_bounded():
-    assert accepts("[" * MAX_DEPTH + "]" * MAX_DEPTH, 1)
-    assert not accepts("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), 1)
-    for size in (1, 7, MAX_NUMBER + 2):
-        assert accepts("[" + "1" * MAX_NUMBER + "]", size)
-        assert not accepts("[" + "1" * (MAX_NUMBER + 1) + "]", size)
+    assert repaired("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert repaired("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)) is None
+    for size in (1, 7, MAX_BARE + 2):
+        assert repaired("[" + "1" * MAX_BARE + "]", size)
+        assert repaired("[" + "1" * (MAX_BARE + 1) + "]", size) is None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +200,7 @@ def test_depth_and_number_length_are_bounded():
         ("7", {"type": "integer"}, "7"),
         (" 7\n", {"type": "integer"}, "7"),
         ("7.5", {"type": "integer"}, '"7.5"'),
+        ("7.0", {"type": "integer"}, "7"),
         ("7.5", {"type": "number"}, "7.5"),
         ("NaN", {"type": "number"}, '"NaN"'),
         ("true", {"type": "integer"}, '"true"'),

@@ -27,7 +27,8 @@ def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, e
         assert parse_pieces(parser(format_name), pieces_at(text, cuts)) == expected, cuts
     reader = parser(format_name)
     events = [*reader.push(text), *reader.flush()]
-    assert respelling(format_name, events).fullmatch(text), events
+    if not (reader.repairs or reader.broken or reader.call_is_open):
+        assert respelling(format_name, events).fullmatch(text), events
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_string_argument_with_referenced_schema_is_streamed():
 def test_broken_call_sets_broken():
     reader = parser("hermes")
     parse_pieces(
-        reader, '<tool_call>{"name": "ping", "arguments": {"a": x}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
+        reader, '<tool_call>{"name": "ping", "arguments": {"a"}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
     )
     assert reader.broken and not reader.call_is_open
 

@@ -5,7 +5,7 @@ All output consists of messages in channels: `<|channel|>CHANNEL to=RECIPIENT<|m
 
 import re
 
-from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
 from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
@@ -40,6 +40,7 @@ class Harmony:
     markers = frozenset(_FRAME)
     openers = _FRAME
     leading = (" to=",)
+    closers = (_END, _CALL, _RETURN)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse one message. Text outside of messages is added to `output` as plain text."""
@@ -59,7 +60,7 @@ class Harmony:
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
             yield from _read_call(source, output, recipient.removeprefix(_FUNCTIONS))
         else:
-            yield from _read_text(source, output, reasoning=channel == "analysis")
+            yield from _read_text(source, output, reasoning=channel == "analysis", final=channel == "final")
 
 
 def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
@@ -75,20 +76,21 @@ def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
         output.arguments("{}")
         output.end()
     else:
-        yield from read_arguments(source, output, name)
+        yield from read_arguments(source, output, name, _ENDS)
     yield from take_surplus(source)
     if (yield from source.marker(_ENDS)) or source.empty:
         source.settle()
 
 
-def _read_text(source: Source, output: Output, *, reasoning: bool) -> Reading[None]:
+def _read_text(source: Source, output: Output, *, reasoning: bool, final: bool = False) -> Reading[None]:
     output.reasoning = reasoning
+    frames = NO_MARKERS if final and output.structured else _FRAMES
 
     def pass_on(chunk: str) -> None:
         source.settle()
         (output.thought if reasoning else output.text)(chunk)
 
-    while (marker := (yield from source.until(_FRAMES, pass_on))) and marker not in (_START, _CHANNEL):
+    while (marker := (yield from source.until(frames, pass_on))) and marker not in (_START, _CHANNEL):
         yield from source.marker(_FRAMES)
         source.settle()
         if marker in _ENDS.strings:

@@ -1,44 +1,68 @@
 """Parse the Hermes format, which Qwen models also use: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
+from helexa.neuron.parsers.formats.function_xml import CLOSE as FUNCTION_CLOSE
 from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
 from helexa.neuron.parsers.formats.function_xml import read_function
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
-from helexa.neuron.parsers.values.json_call import read_call, take_surplus
+from helexa.neuron.parsers.values.json_call import read_calls, take_surplus
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION])
+TOOLS, _TOOLS_CLOSE = "<tools>", "</tools>"
+_OPEN, _TOOLS, _CLOSE, _FUNCTION = (
+    Markers([OPEN]),
+    Markers([TOOLS]),
+    Markers([CLOSE, _TOOLS_CLOSE]),
+    Markers([FUNCTION]),
+)
+_ENDS = Markers([CLOSE, _TOOLS_CLOSE, OPEN])
+_MAX_SURPLUS = 64  # surplus braces before a closing tag
 
 
 class Hermes:
     """The Hermes format: each tool call is enclosed in a pair of `<tool_call>` tags.
 
     Tool calls are JSON objects. Models sometimes write XML instead, and the parser also accepts XML. The parser also
-    accepts malformed JSON that `read_call` can repair, up to three surplus braces at the end, and a missing end tag.
+    accepts:
+
+    * malformed JSON that `read_calls` can repair, several calls in a pair of tags, a missing end tag
+    * a call in `<tools>` tags if it names a tool of the request, because the prompt encloses the tools in these tags
     """
 
     name = "hermes"
     markers = frozenset({OPEN, CLOSE})
-    openers: tuple[str, ...] = (OPEN,)
+    openers: tuple[str, ...] = (OPEN, TOOLS)
     leading: tuple[str, ...] = ()
+    closers: tuple[str, ...] = (CLOSE, _TOOLS_CLOSE, FUNCTION_CLOSE)
     untagged = True
     """Whether tool calls in the form of plain JSON without tags are accepted, if the caller allows this."""
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one tool call in JSON or XML, with or without tags."""
-        tagged = yield from source.marker(_OPEN)
+        """Parse the calls in one pair of tags, in JSON or XML. The tags of a call in XML may be missing."""
+        in_tools = yield from source.marker(_TOOLS)
+        tags = 0
+        while not in_tools and (yield from source.marker(_OPEN)):  # models also repeat the opening tag
+            tags += 1
+            yield from source.space()
+        tagged = OPEN if tags else in_tools
         yield from source.space()
-        if tagged and (yield from source.marker(_CLOSE)):  # an empty pair of tags is dropped
+        if not in_tools and tagged and (yield from source.marker(_CLOSE)):  # an empty pair of tags is dropped
             source.settle()
             return
+        if tagged and source.complete and output.calls:  # an opening tag in the place of a closing tag
+            source.settle()
+            output.repairs.add("tag")
+            return
         if (yield from source.upcoming(_FUNCTION)):
-            yield from read_function(source, output, known=not tagged)
+            yield from read_function(source, output, known=tagged != OPEN)
         else:
-            yield from read_call(source, output)
-        yield from take_surplus(source)
+            yield from read_calls(source, output, _ENDS, known=tagged != OPEN)
+        yield from take_surplus(source, _MAX_SURPLUS if tagged else None)
         if (yield from source.marker(_CLOSE)):
             source.settle()
+        if in_tools or tags > 1:
+            output.repairs.add("tag")
 
 
 class HermesStrict(Hermes):

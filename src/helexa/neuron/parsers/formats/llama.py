@@ -4,10 +4,11 @@ from helexa.neuron.parsers.formats.pythonic import read_keywords
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NotACall, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_call, take_surplus
+from helexa.neuron.parsers.values.json_call import read_call, read_calls, take_surplus
 
 _TAG, _OBJECT, _METHOD = "<|python_tag|>", "{", ".call"
 _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Markers([";"]), Markers(["("])
+_JSON = Markers(["[", "```"])
 
 
 class LlamaJson:
@@ -23,11 +24,17 @@ class LlamaJson:
     markers = frozenset({_TAG})
     openers = (_TAG,)
     leading = (_OBJECT,)
+    closers: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse consecutive JSON tool calls, or one call of a built-in tool such as `brave_search.call(...)`."""
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
+        if tagged and (yield from source.upcoming(_JSON)):
+            yield from read_calls(source, output)
+            if source.empty:
+                source.settle()
+            return
         if not (yield from source.upcoming(_OBJECTS)):
             yield from _read_built_in(source, output)
             return

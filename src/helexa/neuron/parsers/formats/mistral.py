@@ -6,17 +6,17 @@ Models since 2025 use the second format.
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
-from helexa.neuron.parsers.values.json_call import read_arguments, read_call, take_surplus
+from helexa.neuron.parsers.values.json_call import read_arguments, read_calls, take_surplus
 
 _OPEN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _OPENS, _IDS, _HEADS = Markers([_OPEN]), Markers([_ID]), Markers([_ARGUMENTS])
-_LIST, _NEXT = Markers(["["]), Markers([",", "]"])
+_JSON, _ENDS = Markers(["[", "{", "```"]), Markers([_OPEN])
 
 
 class Mistral:
     """The two Mistral formats: a list of JSON tool calls, and `NAME[ARGS]{...}`.
 
-    Call ids that the model writes are dropped. The parser also accepts malformed JSON that `read_call` can repair, and
+    Call ids that the model writes are dropped. The parser also accepts malformed JSON that `read_calls` can repair, and
     up to three surplus braces at the end.
     """
 
@@ -24,35 +24,29 @@ class Mistral:
     markers = frozenset({_OPEN, _ID, _ARGUMENTS})
     openers = (_OPEN,)
     leading: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse a list of JSON tool calls, or one tool call in the newer format `NAME[ARGS]{...}`."""
         yield from source.marker(_OPENS)
         yield from source.space()
-        if (yield from source.marker(_LIST)):
-            yield from _read_list(source, output)
+        if (yield from source.upcoming(_JSON)):
+            yield from read_calls(source, output, _ENDS)
+            if (yield from source.upcoming(_OPENS)) or source.empty:
+                source.settle()
         else:
             yield from _read_named(source, output)
-
-
-def _read_list(source: Source, output: Output) -> Reading[None]:
-    while True:
-        yield from source.space()
-        yield from read_call(source, output)
-        yield from take_surplus(source)
-        if (yield from source.expect(_NEXT)) == "]":
-            source.settle()
-            return
 
 
 def _read_named(source: Source, output: Output) -> Reading[None]:
     name = yield from source.name()
     output.check(name)
+    yield from source.space()
     if (yield from source.marker(_IDS)):
         yield from source.name()
     yield from source.marker(_HEADS)
     yield from source.space()
-    yield from read_arguments(source, output, name)
+    yield from read_arguments(source, output, name, _ENDS)
     yield from take_surplus(source)
     if (yield from source.upcoming(_OPENS)) or source.empty:
         source.settle()

@@ -2,16 +2,21 @@
 
 import ast
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.json_scalar import bare_value
 from helexa.neuron.parsers.values.json_text import dumps, strict_loads
+from helexa.neuron.parsers.values.json_value import repaired_json
 from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.values.python_string import read_string
 
 _START, _END = "<|python_start|>", "<|python_end|>"
-_STARTS, _ENDS, _LIST, _NEXT = Markers([_START]), Markers([_END]), Markers(["["]), Markers([",", "]"])
+_STARTS, _ENDS = Markers([_START]), Markers([_END])
+_LIST, _NEXT, _LIST_END = Markers(["["]), Markers([",", "]"]), Markers(["]"])
 _BRACKET, _BRACKET_END, _EQUALS, _COMMA = Markers(["("]), Markers([")"]), Markers(["="]), Markers([","])
 _MAX_DEPTH = 50
 
@@ -27,6 +32,7 @@ class Pythonic:
     markers = frozenset({_START, _END})
     openers = (_START,)
     leading = ("[",)
+    closers: tuple[str, ...] = (_END,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse one list of tool calls."""
@@ -40,7 +46,14 @@ class Pythonic:
             yield from source.expect(_BRACKET)
             yield from read_keywords(source, output, name)
             yield from source.space()
-            if (yield from source.expect(_NEXT)) == "]":
+            if not (separator := (yield from source.marker(_NEXT))):
+                if not (yield from source.upcoming(_ENDS)) and not source.complete:
+                    raise NotACall
+                output.repairs.add("bracket")
+            if separator != ",":
+                break
+            yield from source.space()
+            if (yield from source.marker(_LIST_END)):  # a trailing comma
                 break
         source.settle()
         yield from source.space()
@@ -69,7 +82,11 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
         arguments.key(key)
         yield from source.space()
         if not (yield from read_string(source, arguments)):
-            arguments.value(_json_text((yield from _read_literal(source))))
+            literal = yield from _read_literal(source)
+            value, repair = _json_text(literal, output.parameter(name, key))
+            if repair:
+                arguments.repaired(repair)
+            arguments.value(value)
         yield from source.space()
         if not (yield from source.marker(_COMMA)) and not (yield from source.upcoming(_BRACKET_END)):
             raise NotACall
@@ -111,16 +128,41 @@ def _read_literal(source: Source) -> Reading[str]:
         yield
 
 
-def _json_text(literal: str) -> str:
+def _json_text(literal: str, schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the JSON text of a Python literal. Other text, such as a word or an expression, becomes a string.
+
+    Return also the name of the repaired mistake, or "" if there is none.
+
+    Raises:
+        NotACall: the literal is empty, or has a value that JSON does not have.
+    """
     text = literal.strip()
     try:
         strict_loads(text)  # models also write `true` and `null`
-        return text
+        is_python = True
     except ValueError:
-        pass
+        text, is_python = _python_json(text)
+    if not text:
+        raise NotACall
+    if text.startswith(("{", "[", '"')):
+        return text, "" if is_python else "value"
+    value = bare_value(text, schema)
+    if value is None:
+        raise NotACall
+    return value
+
+
+def _python_json(text: str) -> tuple[str, bool]:
+    """Return the JSON text of a Python literal and True. For other text, return text to convert and False."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # unknown escape sequences keep their text
-            return dumps(ast.literal_eval(text))
+            value = ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        if text.startswith(("{", "[")):
+            return repaired_json(text), False
+        return text if text.isprintable() and text[:1].isalpha() else "", False
+    try:
+        return dumps(value), True
+    except (ValueError, TypeError, RecursionError):
         raise NotACall from None

@@ -4,11 +4,11 @@ A tool call is written as `<tool_call><function=NAME><parameter=KEY>VALUE</param
 """
 
 from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
-from helexa.neuron.parsers.formats.hermes import OPEN, HermesStrict
+from helexa.neuron.parsers.formats.hermes import OPEN, TOOLS, HermesStrict
 
 
 class QwenXml(HermesStrict):
     """The Hermes format, in which the opening tag `<tool_call>` may be missing. Qwen models sometimes omit this tag."""
 
     name = "qwen_xml"
-    openers = (OPEN, FUNCTION)
+    openers = (OPEN, TOOLS, FUNCTION)

@@ -29,6 +29,11 @@ class ToolCallFormat(Protocol):
         """Strings that begin a tool call only at the beginning of the model's output."""
         ...
 
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """Strings that end a tool call. If a call cannot be parsed, the text up to such a string is dropped."""
+        ...
+
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse one or several tool calls. The unread text of `source` begins with one of `openers` or `leading`.
 

@@ -1,26 +1,39 @@
 """Parse a tool call that is a JSON object: `{"name": ..., "arguments": {...}}`."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
-from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_text import dumps, strict_loads
-from helexa.neuron.parsers.values.json_value import read_json, read_json_text
+from helexa.neuron.parsers.values.json_value import read_json, read_json_text, repaired_json
 
-_OPEN, _COLON, _NEXT = Markers(["{"]), Markers([":"]), Markers([",", "}"])
-_CLOSE, _QUOTE = Markers(["}"]), Markers(['"'])
+_OPEN, _COLON, _COMMA, _CLOSE = Markers(["{"]), Markers([":"]), Markers([","]), Markers(["}"])
+_QUOTE = Markers(['"', "'"])
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 _UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
+_FENCE, _LANGUAGE = Markers(["```"]), Markers(["json", "tool_call", "xml"])
+_LIST, _LIST_END, _SEMICOLON = Markers(["["]), Markers(["]"]), Markers([";"])
+_MAX_BARE_KEY = 32
 
 
-def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
+def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO_MARKERS) -> Reading[None]:
     """Parse a JSON object that contains the arguments for a call of the tool `name`. The arguments are streamed.
 
+    Mistakes are repaired, as `JsonValue` describes.
+
+    Args:
+        source: the model's unread text.
+        output: receives the tool call.
+        name: name of the tool.
+        ends: markers that end the call even if brackets are open.
+
     Raises:
-        NotACall: the text is not a JSON object. If arguments were already added to `output`, the call stays incomplete.
+        NotACall: the text cannot be repaired. If arguments were already added to `output`, the call stays incomplete.
     """
     if (yield from source.peek()) != "{":
         raise NotACall
@@ -30,22 +43,70 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
         output.arguments(fragment)
 
     output.start(name)
-    yield from read_json(source, pass_on)
+    output.repairs |= yield from read_json(source, pass_on, schema=output.schema(name), ends=ends)
     output.end()
 
 
-def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
+def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False) -> Reading[None]:
+    """Parse one or several tool calls that are JSON objects, for example all calls between two tags.
+
+    The calls may be in a list or in a code fence. Surplus closing braces after each call are dropped.
+
+    Args:
+        source: the model's unread text.
+        output: receives the tool calls.
+        ends: markers that end a call even if brackets are open.
+        known: whether only the names of tools in the request are accepted.
+
+    Raises:
+        NotACall: the text is not a tool call, as in `read_call`.
+    """
+    fenced = yield from read_fence(source)
+    listed = yield from source.marker(_LIST)
+    yield from source.space()
+    calls = 0
+    while True:
+        yield from read_call(source, output, ends, known=known)
+        yield from take_surplus(source)
+        calls += 1
+        separator = yield from source.marker(_COMMA) if listed else source.marker(_SEMICOLON)
+        yield from source.space()
+        if not (yield from source.upcoming(_OPEN)):
+            break
+    for ending in (_LIST_END if listed else NO_MARKERS, _FENCE if fenced else NO_MARKERS):
+        if (yield from source.marker(ending)):
+            source.settle()
+            yield from source.space()
+    if listed or (calls > 1 and not separator):
+        output.repairs.add("several_objects")
+    if fenced:
+        output.repairs.add("code_fence")
+
+
+def read_fence(source: Source) -> Reading[str]:
+    """Read the beginning of a code fence and the white space after it. Return the fence, or "" if there is none."""
+    fence = yield from source.marker(_FENCE)
+    if fence:
+        yield from source.marker(_LANGUAGE)
+        yield from source.space()
+    return fence
+
+
+def read_call(
+    source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False, untagged: bool = False
+) -> Reading[None]:
     """Parse one tool call that is a JSON object.
 
     Arguments are streamed if they follow the tool's name. Otherwise, they are added to `output` at the end of the call.
 
-    The parser accepts missing arguments, arguments written as a string, the tool's name inside the arguments, and a
-    missing closing brace. The keys `id` and `type` are dropped. Other keys are also dropped if they follow the name or
-    the arguments.
+    The parser accepts missing arguments, arguments written as a string, the tool's name inside the arguments, doubled
+    braces, surplus commas, and a missing closing brace. The keys `id` and `type` are dropped. Other keys are also
+    dropped if they follow the name or the arguments.
 
     Args:
         source: the model's unread text.
         output: receives the tool call.
+        ends: markers that end the call even if brackets are open.
         known: whether only the names of tools in the request are accepted.
         untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, the
             object must have `arguments` and the name of a tool in the request. Before the arguments, only the keys
@@ -59,32 +120,35 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
     started = has_other_keys = False
     yield from source.expect(_OPEN)
     yield from source.space()
-    has_next = not (yield from source.marker(_CLOSE))
-    while has_next:
-        key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else _QUOTE)
+    doubled = yield from source.marker(_OPEN)  # some templates show calls with doubled braces
+    yield from source.space()
+    while not (yield from source.marker(_CLOSE)):
+        if started and not (yield from source.upcoming(_QUOTE)):
+            break  # the closing brace is missing
+        if name is not None and (yield from source.upcoming(ends)):
+            break
+        key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else None)
         if key == "name" and name is None:
             if untagged and not (yield from source.upcoming(output.quoted_names)):
                 raise NotACall
-            name = _loaded_name((yield from read_json_text(source)))
+            name = _loaded_name((yield from read_json_text(source, ends=ends)))
             output.check(name, known=known)
         elif key in _ARGUMENTS and arguments is None:
             if name is not None and (yield from source.peek()) == "{":
                 started, arguments = True, ""
-                yield from read_arguments(source, output, name)
+                yield from read_arguments(source, output, name, ends)
             else:
-                arguments = yield from read_json_text(source)
+                arguments = yield from read_json_text(source, ends=ends)
         elif key in _IGNORED or name is not None or arguments is not None:
             has_other_keys |= key not in _IGNORED
-            yield from read_json_text(source)
+            yield from read_json_text(source, ends=ends)
         else:
             raise NotACall
         yield from source.space()
-        separator = yield from source.marker(_NEXT)
-        if not separator and not started:
+        separator = (yield from source.marker(_COMMA)) or (yield from source.upcoming(_CLOSE))
+        if not (separator or started or (yield from source.upcoming(ends))):
             raise NotACall
-        has_next = separator == ","
-        if has_next:
-            yield from source.space()
+        yield from source.space()
     if not started:
         if (arguments is None and has_other_keys) or (untagged and None in (name, arguments)):
             raise NotACall
@@ -93,32 +157,39 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
         output.start(name)
         output.arguments(arguments)
         output.end()
+    if doubled:
+        output.repairs.add("doubled_brace")
     source.settle()
 
 
-def take_surplus(source: Source) -> Reading[None]:
-    """Read white space and up to three surplus closing braces after a tool call.
+def take_surplus(source: Source, limit: int | None = None) -> Reading[None]:
+    """Read white space and up to `limit` surplus closing braces after a tool call. The default is three braces.
 
     If the caller then calls `source.settle`, the white space and the braces are dropped. Otherwise, they become plain
     text of the response.
     """
     yield from source.space()
-    for _ in range(_MAX_SURPLUS):
+    for _ in range(limit or _MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
             return
         yield from source.space()
 
 
-def _key(source: Source, beginnings: Markers) -> Reading[str]:
-    """Read a key of a JSON object and the colon after it, and return the key.
+def _key(source: Source, beginnings: Markers | None) -> Reading[str]:
+    """Read a key of a JSON object and the colon after it, and return the key. Its quotation marks may be missing.
 
     Raises:
         NotACall: the text does not begin with one of `beginnings`, or no colon follows the key.
     """
-    if not (yield from source.upcoming(beginnings)):
+    if beginnings is not None and not (yield from source.upcoming(beginnings)):
         raise NotACall
-    key = json.loads((yield from read_json_text(source)))
-    yield from source.space()
+    if quote := (yield from source.marker(_QUOTE)):
+        key = yield from source.key(quote)
+        yield from source.space()
+    else:
+        key = (yield from source.short(_COLON, _MAX_BARE_KEY))[0].rstrip()
+        if not key.isidentifier():
+            raise NotACall
     yield from source.expect(_COLON)
     yield from source.space()
     return key
@@ -134,16 +205,22 @@ def _loaded_name(text: str) -> str:
 def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
     """Return the tool name and the JSON text of the arguments, for a tool call in malformed JSON.
 
-    Arguments may be missing or written as a string, and the tool name may be inside the arguments.
+    Arguments may be missing, written as a string or as the only item of a list, and the tool name may be inside the
+    arguments.
 
     Raises:
         NotACall: the call cannot be repaired.
     """
     arguments = "null" if arguments is None else arguments
     try:
-        value = json.loads(arguments)
+        value: Any = json.loads(arguments)
         if isinstance(value, str):
-            value = strict_loads(value)
+            output.repairs.add("arguments_as_string")
+            arguments = repaired_json(value, _schema(output, name)) if value.strip() else "null"
+            value = strict_loads(arguments)
+            arguments = dumps(value)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
             arguments = dumps(value)
         if value is None:
             value, arguments = {}, "{}"
@@ -155,4 +232,8 @@ def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[st
         raise NotACall from None
     if not isinstance(value, dict) or not isinstance(name, str):
         raise NotACall
-    return name, arguments
+    return name, repaired_json(arguments, output.schema(name))
+
+
+def _schema(output: Output, name: str | None) -> Mapping[str, Any]:
+    return {} if name is None else output.schema(name)

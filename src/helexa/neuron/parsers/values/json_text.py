@@ -1,6 +1,7 @@
 """Convert values of tool-call arguments to JSON text."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from helexa.neuron.parsers.schema_types import schema_types
 
 # Models write these Python values, because chat templates render earlier calls with them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _NUMBERS = {"integer": int, "number": (int, float)}
 
 
@@ -55,10 +57,22 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
         value = strict_loads(text)
     except ValueError:
         return dumps(bare)
-    return text if not types or any(_has_type(value, kind) for kind in types) else dumps(bare)
+    if types and not any(has_type(value, kind) for kind in types):
+        whole = whole_number(text, schema)
+        return dumps(bare) if whole == text else whole
+    return text
 
 
-def _has_type(value: Any, kind: str) -> bool:
+def whole_number(text: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON number `text` without its fraction if the fraction is 0 and `schema` allows only integers."""
+    match = _WHOLE.fullmatch(text)
+    if match and "integer" in (types := schema_types(schema)) and "number" not in types:
+        return match[1]
+    return text
+
+
+def has_type(value: Any, kind: str) -> bool:
+    """Return whether a JSON value has the JSON Schema type `kind`."""
     match kind:
         case "boolean":
             return isinstance(value, bool)

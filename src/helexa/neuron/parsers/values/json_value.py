@@ -1,172 +1,352 @@
-"""Parse one JSON value in streamed text."""
+"""Parse one JSON value in streamed text, and repair the mistakes that models make in JSON."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.json_scalar import MAX_BARE, bare_value
+from helexa.neuron.parsers.values.json_string import JsonString
+from helexa.neuron.parsers.values.value_schema import child_schema
 
 MAX_DEPTH = 100
-MAX_NUMBER = 400  # characters; a number is held back as a whole, because its end is visible only in the following text
 
+_MAX_GAP = 256  # white space after a comma that may turn out to be surplus
 _SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x08\x0b\x0c\x0e-\x1f]*')
-_BREAKS = re.compile(r"[\t\n\r]")
-_ESCAPED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
-_NUMBER_RUN = re.compile(r"[-+.0-9eE]+")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_LITERALS = ("true", "false", "null")
+_BARE_KEY = re.compile(r"[A-Za-z_$][\w$.-]*")
+_MAX_KEY = 128
+# What ends a value without quotation marks. The last form is a key, if the comma before the key is missing.
+_BARE_END = r'[,}\]\n]|[ \t]+(?="[^"\\\n,}\]]*"[ \t]*:)'
 
 # Parser states: the next expected token.
-_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE, _STRING, _KEY_STRING = range(8)
+_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE = range(6)
+
+
+class _Container:
+    """An open object or array.
+
+    Attributes:
+        end: the closing bracket.
+        schema: JSON Schema of the container; empty if it is unknown.
+        key: the last key of the object.
+        doubled: whether the object began with two braces, as in the templates of some models.
+    """
+
+    def __init__(self, end: str, schema: Mapping[str, Any]) -> None:
+        self.end = end
+        self.schema = schema
+        self.key = ""
+        self.doubled = False
 
 
 class JsonValue:
-    """State machine that validates one JSON value in streamed text and finds its end.
+    """State machine that converts one JSON value in streamed text to valid JSON text and finds its end.
 
-    Small models write raw line breaks and tabs inside strings, which JSON does not allow. The state machine accepts
-    these characters, and `breaks` contains their positions.
+    Valid JSON stays unchanged. The state machine repairs mistakes with one obvious meaning: invalid escapes, raw
+    control characters and unescaped quotation marks in strings, single quotation marks, missing, surplus and trailing
+    commas, missing brackets, doubled braces, keys and words without quotation marks, and Python's literals.
+
+    Args:
+        schema: JSON Schema of the value. A value whose type the schema forbids is converted if its text has an allowed
+            type: `5.0` to `5`, `"5"` to `5`.
+        ends: markers that end the value even if brackets are open.
 
     Attributes:
         done: whether the value is complete.
-        breaks: positions of raw line breaks and tabs inside strings, in the text of the last `advance` call.
+        failed: whether the text cannot be repaired.
+        repairs: names of the mistakes that were repaired.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Mapping[str, Any] | None = None, ends: Markers = NO_MARKERS) -> None:
         self.done = False
-        self.breaks: list[int] = []
+        self.failed = False
+        self.repairs: set[str] = set()
+        self._cut = False
+        self._ends = ends
+        self._bare_end = re.compile("|".join([_BARE_END, *map(re.escape, ends.strings)]))
+        self._root = schema or {}
+        self._open: list[_Container] = []
         self._state = _VALUE
-        self._open: list[str] = []  # closing brackets of open containers, innermost last
+        self._string: JsonString | None = None
+        self._gap = ""  # a comma and white space, which are dropped if a closing bracket follows
+        self._skips_brace = False  # the second brace of a doubled pair may follow
+        self._out: list[str] = []
 
-    def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
-        """Parse `text` from position `at`. Return the end of the parsed text, and whether the text after it is invalid.
+    def take_output(self) -> str:
+        """Return the JSON text since the last call of this method."""
+        text = "".join(self._out)
+        self._out.clear()
+        return text
 
-        If `text` ends inside a token, the returned position is the start of the token. The caller must pass this token
-        again, together with the text that follows. Such a token has up to five characters, or up to `MAX_NUMBER`
-        characters if it is a number.
+    def advance(self, text: str, at: int, ended: bool, *, cut: bool = False) -> int:
+        """Parse `text` from position `at`. Return the end of the parsed text.
+
+        The caller must pass the remaining text again, together with the text that follows. The remaining text is
+        shorter than about 400 characters, because the state machine looks only so far ahead.
 
         Args:
             text: the buffered text.
             at: position of the first character that was not parsed yet.
             ended: whether no more text follows.
+            cut: whether the output ended because of a limit. If False, the end of the output closes open brackets.
         """
-        self.breaks = []
-        while not self.done:
-            if self._state in (_STRING, _KEY_STRING):
-                at, wait = self._in_string(text, at)
+        self._cut = cut
+        while not (self.done or self.failed):
+            if self._string is not None:
+                step = self._in_string(self._string, text, at, ended)
             else:
-                at = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
-                if at == len(text):
-                    return at, ended
-                at, wait = self._token(text, at, ended)
-            if wait is not None:
-                return at, wait or ended
-        return at, False
+                step = self._token(text, at, ended)
+            if step is None:
+                return at
+            at = step
+        return at
 
-    def _in_string(self, text: str, at: int) -> tuple[int, bool | None]:
-        start, at = at, _PLAIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
-        self.breaks += [match.start() for match in _BREAKS.finditer(text, start, at)]
-        if at == len(text):
-            return at, False
-        if text[at] == '"':
-            if self._state == _KEY_STRING:
+    def _in_string(self, string: JsonString, text: str, at: int, ended: bool) -> int | None:
+        end = string.advance(text, at, ended)
+        if string.ended:
+            self.repairs |= string.repairs
+            self._string = None
+            if string.is_key:
+                self._open[-1].key = string.value()
                 self._state = _COLON
             else:
                 self._value_ends()
-            return at + 1, None
-        if escape := _ESCAPE.match(text, at):
-            return escape.end(), None
-        return at, _HALF_ESCAPE.fullmatch(text, at) is None
+            return end
+        if ended:
+            self.failed = True  # a string without an end may be any part of the intended string
+        return None if end == at else end
 
-    def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
-        """Parse a token outside of strings, at position `at`. Return the token's end and None.
-
-        If the token is incomplete, return its start and False. If the token is invalid, return its start and True.
-        """
-        char, state = text[at], self._state
-        if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER_VALUE) and self._open and char == self._open[-1]:
-            self._open.pop()
-            self._value_ends()
-        elif state == _AFTER_VALUE and char == ",":
-            self._state = _KEY if self._open[-1] == "}" else _VALUE
-        elif state == _COLON and char == ":":
-            self._state = _VALUE
-        elif state in (_FIRST_KEY, _KEY) and char == '"':
-            self._state = _KEY_STRING
-        elif state in (_VALUE, _FIRST_ITEM):
-            return self._value(text, at, ended)
-        else:
-            return at, True
-        return at + 1, None
-
-    def _value(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
+    def _token(self, text: str, at: int, ended: bool) -> int | None:
+        end = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
+        if end > at:
+            self._space(text[at:end])
+            return end
+        if at == len(text):
+            if not ended:
+                return None
+            self._finish(complete=not self._cut and self._state == _AFTER_VALUE)
+            return at
+        if (marker := self._ends.at(text, at, ended)) is None:
+            return None
+        if marker and self._open:
+            self._finish(complete=self._state in (_AFTER_VALUE, _FIRST_KEY, _FIRST_ITEM, _KEY))
+            return at
         char = text[at]
-        if char == '"':
-            self._state = _STRING
-            return at + 1, None
+        if self._state in (_FIRST_KEY, _KEY):
+            return self._key(text, at, char, ended)
+        if self._state == _COLON:
+            return self._colon(at, char)
+        if self._state == _AFTER_VALUE:
+            return self._after_value(at, char)
+        return self._value(text, at, char, ended)
+
+    def _space(self, space: str) -> None:
+        if not self._gap:
+            self._out.append(space)
+        elif len(self._gap) < _MAX_GAP:
+            self._gap += space
+
+    def _key(self, text: str, at: int, char: str, ended: bool) -> int | None:
+        if char in "}]":
+            return self._close(at, char)
+        if char == ",":
+            self.repairs.add("comma")
+            return at + 1
+        if char == "{" and self._state == _FIRST_KEY and not self._open[-1].doubled:
+            self._open[-1].doubled = True
+            self.repairs.add("doubled_brace")
+            return at + 1
+        if char in "\"'":
+            self._begin_string(char, is_key=True)
+            return at + 1
+        if not (bare := _BARE_KEY.match(text, at)) or bare.end() - at > _MAX_KEY:
+            self.failed = True
+            return at
+        if bare.end() == len(text) and not ended:
+            return None
+        self._open[-1].key = bare.group()
+        self._put(f'"{bare.group()}"')
+        self.repairs.add("bare_key")
+        self._state = _COLON
+        return bare.end()
+
+    def _colon(self, at: int, char: str) -> int:
+        if char == ":":
+            self._put(":")
+            self._state = _VALUE
+            return at + 1
+        if char in "\"'{[":
+            self._put(": ")
+            self.repairs.add("colon")
+            self._state = _VALUE
+        else:
+            self.failed = True  # a key without a value
+        return at
+
+    def _after_value(self, at: int, char: str) -> int:
+        skips_brace, self._skips_brace = self._skips_brace, False
+        if skips_brace and char == "}":
+            return at + 1
+        if char in "}]":
+            return self._close(at, char)
+        in_object = self._open[-1].end == "}"
+        if char == ",":
+            self._gap = ","
+            self._state = _KEY if in_object else _VALUE
+            return at + 1
+        if (char in "\"'" or char.isidentifier()) if in_object else char in "\"'{[":
+            self._gap = ", "
+            self.repairs.add("comma")
+            self._state = _KEY if in_object else _VALUE
+        else:
+            self.failed = True
+        return at
+
+    def _value(self, text: str, at: int, char: str, ended: bool) -> int | None:
+        if char == "]" and self._open and self._open[-1].end == "]":
+            return self._close(at, char)
+        if char == "," and self._gap:
+            self.repairs.add("comma")
+            return at + 1
+        if char in "\"'":
+            self._begin_string(char, is_key=False)
+            return at + 1
         if char in "{[":
             if len(self._open) == MAX_DEPTH:
-                return at, True
-            self._open.append("}" if char == "{" else "]")
+                self.failed = True
+                return at
+            schema = self._schema()
+            self._put(char)
+            self._open.append(_Container("}" if char == "{" else "]", schema))
             self._state = _FIRST_KEY if char == "{" else _FIRST_ITEM
-            return at + 1, None
-        if run := _NUMBER_RUN.match(text, at):
-            end = run.end()
-            if end == len(text) and not ended and end - at <= MAX_NUMBER:
-                return at, False
-            if end - at > MAX_NUMBER or not _NUMBER.fullmatch(text, at, end):
-                return at, True
-            self._value_ends()
-            return end, None
-        for literal in _LITERALS:
-            if text.startswith(literal, at):
-                self._value_ends()
-                return at + len(literal), None
-        next_text = text[at : at + 5]
-        return at, not any(literal.startswith(next_text) for literal in _LITERALS)
+            return at + 1
+        end = self._end_of_bare(text, at)
+        if end is None and not ended and len(text) - at <= MAX_BARE:
+            return None
+        word = text[at:end].rstrip()  # up to the end of the output if `end` is None
+        value = None if end is None and self._cut else bare_value(word, self._schema())
+        if value is None or (end is None and value[1] == "bare_word"):  # the word may be incomplete
+            self.failed = True
+            return at
+        json_text, repair = value
+        if repair:
+            self.repairs.add(repair)
+        self._put(json_text)
+        self._value_ends()
+        return at + len(word)
+
+    def _end_of_bare(self, text: str, at: int) -> int | None:
+        """Return the end of a value without quotation marks. A comma between parentheses does not end the value."""
+        end = at
+        while match := self._bare_end.search(text, end):
+            if text.count("(", at, match.start()) <= text.count(")", at, match.start()):
+                return match.start()
+            end = match.end()
+            if end - at > MAX_BARE:
+                return end
+        return None
+
+    def _begin_string(self, quote: str, *, is_key: bool) -> None:
+        self._put("")
+        if quote == "'":
+            self.repairs.add("single_quotes")
+        schema: Mapping[str, Any] = {} if is_key else self._schema()
+        in_array = bool(self._open) and self._open[-1].end == "]"
+        self._string = JsonString(
+            quote, self._out, self._ends, schema, is_key=is_key, in_array=in_array, depth=max(1, len(self._open))
+        )
+
+    def _schema(self) -> Mapping[str, Any]:
+        """Return the JSON Schema of the next value; empty if it is unknown."""
+        if not self._open or not self._root:
+            return self._root
+        container = self._open[-1]
+        return child_schema(container.schema, None if container.end == "]" else container.key, self._root)
+
+    def _put(self, text: str) -> None:
+        self._out += (self._gap, text)
+        self._gap = ""
+
+    def _close(self, at: int, bracket: str) -> int:
+        if self._gap:
+            self._gap = ""
+            self.repairs.add("comma")
+        if self._open[-1].end != bracket:
+            self.repairs.add("bracket")
+            if not any(container.end == bracket for container in self._open):
+                self._state = _AFTER_VALUE
+                return at + 1  # a closing bracket without an opening bracket
+            while self._open[-1].end != bracket:
+                self._out.append(self._open.pop().end)
+        self._out.append(bracket)
+        self._skips_brace = self._open.pop().doubled
+        self._value_ends()
+        return at + 1
+
+    def _finish(self, *, complete: bool) -> None:
+        """End the value at the end of the output or before an end marker, and close the open brackets."""
+        self.failed = not complete
+        if complete:
+            self._gap = ""
+            while self._open:
+                self._out.append(self._open.pop().end)
+            self.repairs.add("bracket")
+            self.done = True
 
     def _value_ends(self) -> None:
         self.done = not self._open
         self._state = _AFTER_VALUE
 
 
-def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Parse one JSON value and pass its text to `sink` as it arrives.
+def read_json(
+    source: Source,
+    sink: Callable[[str], None],
+    *,
+    schema: Mapping[str, Any] | None = None,
+    ends: Markers = NO_MARKERS,
+) -> Reading[set[str]]:
+    """Parse one JSON value and pass its text to `sink` as it arrives. The text is valid JSON if the value is complete.
 
-    Raw line breaks and tabs in strings are escaped in the text.
+    Returns:
+        The names of the mistakes that were repaired, as in `JsonValue`.
 
     Raises:
-        NotACall: the text is not valid JSON, or the output ended before the end of the value.
+        NotACall: the text cannot be repaired, or the output ended before the end of the value.
     """
-    value = JsonValue()
+    value = JsonValue(schema, ends)
     while True:
-        end, wrong = value.advance(source.text, source.at, source.ended)
+        end = value.advance(source.text, source.at, source.ended, cut=source.cut)
         if end > source.at:
-            start = source.at
-            sink(_escape_breaks(source.take(end), [position - start for position in value.breaks]))
+            source.take(end)
+        if text := value.take_output():
+            sink(text)
         if value.done:
-            return
-        if wrong:
+            return value.repairs
+        if value.failed or source.ended:
             raise NotACall
         yield
 
 
-def _escape_breaks(text: str, breaks: list[int]) -> str:
-    fragments: list[str] = []
-    at = 0
-    for position in breaks:
-        fragments += [text[at:position], _ESCAPED[text[position]]]
-        at = position + 1
-    return "".join([*fragments, text[at:]])
-
-
-def read_json_text(source: Source) -> Reading[str]:
-    """Parse one JSON value and return its text.
+def read_json_text(source: Source, *, ends: Markers = NO_MARKERS) -> Reading[str]:
+    """Parse one JSON value and return its text, after the same repairs as `read_json`.
 
     Raises:
-        NotACall: the text is not valid JSON, or the output ended before the end of the value.
+        NotACall: the text cannot be repaired, or the output ended before the end of the value.
     """
     pieces: list[str] = []
-    yield from read_json(source, pieces.append)
+    yield from read_json(source, pieces.append, ends=ends)
     return "".join(pieces)
+
+
+def repaired_json(text: str, schema: Mapping[str, Any] | None = None) -> str:
+    """Return the JSON value in the complete text `text` as valid JSON, after the same repairs as `read_json`.
+
+    Raises:
+        NotACall: the text cannot be repaired, or is not exactly one value.
+    """
+    value = JsonValue(schema)
+    end = value.advance(text, 0, True)
+    if not value.done or text[end:].strip():
+        raise NotACall
+    return value.take_output()

@@ -1,10 +1,13 @@
 """Build the JSON arguments of a tool call from separate key-value pairs."""
 
-from helexa.neuron.parsers.markers import Markers
+from collections.abc import Callable
+from contextlib import suppress
+
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.schema_types import is_text
+from helexa.neuron.parsers.schema_types import is_text, schema_types
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_text import argument_text, dumps
+from helexa.neuron.parsers.values.json_value import repaired_json
 
 
 class KeyedArguments:
@@ -47,6 +50,10 @@ class KeyedArguments:
         """Add text to the string that `quote` has begun. The text is escaped for JSON."""
         self._report(dumps(chunk)[1:-1])
 
+    def repaired(self, mistake: str) -> None:
+        """Record that a mistake in the text was repaired."""
+        self._output.repairs.add(mistake)
+
     def end(self) -> None:
         """Mark the tool call's arguments as complete."""
         if not self.begun:
@@ -54,28 +61,41 @@ class KeyedArguments:
         self._report("}" if self.begun else "{}")
         self._output.end()
 
-    def read_bare(self, key: str, ends: Markers) -> Reading[None]:
+    def read_bare(
+        self, key: str, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]]
+    ) -> Reading[None]:
         """Parse the value of the argument `key`, which the model wrote without JSON syntax.
 
-        The value ends at one of the markers `ends`, which is not read. The tool's schema determines the type of the
-        value. The value is streamed if the schema allows strings and does not allow null. One line break at the
-        beginning and one at the end of the value belong to the format and are dropped.
+        The tool's schema determines the type of the value. The value is streamed if the schema allows strings and does
+        not allow null. One line break at the beginning and one at the end of the value belong to the format and are
+        dropped.
+
+        Args:
+            key: name of the argument.
+            read_value: method that passes the text of the value to a function as it arrives, and returns whether the
+                value is complete.
 
         Raises:
-            NotACall: the output ended before one of `ends`.
+            NotACall: the value is incomplete.
         """
         self.key(key)
         schema = self._output.parameter(self._name, key)
         if is_text(schema):
-            yield from self._read_text(ends)
+            yield from self._read_text(read_value)
             return
         pieces: list[str] = []
-        if not (yield from self._source.until(ends, pieces.append)):
+        if not (yield from read_value(self._source, pieces.append)):
             raise NotACall
         value = "".join(pieces).removeprefix("\n").removesuffix("\n")
+        if schema_types(schema) and value.lstrip()[:1] in ("{", "["):
+            with suppress(NotACall):  # otherwise, the value becomes a string
+                repaired = repaired_json(value, schema)
+                if repaired != value:
+                    self.repaired("value")
+                value = repaired
         self.value(argument_text(value, schema))
 
-    def _read_text(self, ends: Markers) -> Reading[None]:
+    def _read_text(self, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]]) -> Reading[None]:
         first, held_break = True, ""  # a line break that may belong to the format
 
         def pass_on(chunk: str) -> None:
@@ -86,8 +106,7 @@ class KeyedArguments:
             self.text(chunk.removesuffix("\n") if held_break else chunk)
 
         self.quote()
-        if not (yield from self._source.until(ends, pass_on)):
-            self.text(held_break)
+        if not (yield from read_value(self._source, pass_on)):
             raise NotACall
         self.quote()
 
