@@ -60,8 +60,8 @@ class OutputFormat:
                 generate the header. Only the Harmony format has headers.
         """
         if not self.frames_calls:
-            return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
-        return self._tokenizer.encode(_END + ("" if framed else _FINAL))
+            return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n", continues=True)
+        return self._tokenizer.encode(_END + ("" if framed else _FINAL), continues=True)
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
         """Return whether `prompt` ends inside a reasoning block. If so, the model continues the reasoning."""

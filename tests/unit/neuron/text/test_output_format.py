@@ -5,6 +5,7 @@ import pytest
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.piecewise_parsing import JoinedEvent, parse_pieces
 from neuron.scripted_engine import AGENT_TEMPLATE, byte_tokenizer
+from neuron.text.conftest import OpenVocabulary
 
 PROMPT = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
 OUTPUT = "Hm.</think><think>Yes.</think>"
@@ -43,3 +44,9 @@ def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
     ):
         ids = text.tokenizer.encode(prompt)
         assert (output_format.is_inside(ids), output_format.is_over(ids)) == (inside, over)
+
+
+def test_inserted_end_of_reasoning_has_no_space_prefix(vocabulary: OpenVocabulary):
+    tokenizer = vocabulary("llama-spm")
+    end = ModelText(tokenizer, "{{ messages }}<think></think>", {}).output_format.end_of_reasoning()
+    assert tokenizer.decode(end) == "\n</think>\n\n"

@@ -75,6 +75,15 @@ def test_space_prefix_is_added_unless_the_file_disables_it():
     assert tokenizer.encode("a<s>a a", add_special=True) == [260, 1, 260, 261]
 
 
+def test_text_that_continues_other_tokens_gets_no_space_prefix():
+    tokenizer = Tokenizer.from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
+    assert tokenizer.encode("a<s>a</s>", continues=True) == [260, 1, 260, 2]
+    assert tokenizer.encode(" a a", continues=True) == [261, 261]
+    literal = tokenizer.encode("a<s>", continues=True, parse_special=False)
+    assert tokenizer.decode(literal) == "a<s>"
+    assert tokenizer.encode("a<s>a</s>") == [261, 1, 261, 2]
+
+
 def test_user_defined_tokens_are_not_merged_into_control_tokens():
     pieces = {"<": -4.0, "s": -4.0, ">": -4.0, "<s": -1.0, "s>": -1.0, "x": -4.0, "xx": -4.0, "  ": 0.0}
     metadata = spm_metadata(pieces, add_space_prefix=False)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,8 @@ class GrammarMatcher:
 
     Args:
         matcher: an `LLMatcher` that has not consumed tokens. This class copies it and does not change it.
+        width: number of tokens that the engine can choose. `matcher` may have more tokens (see `read_vocabulary`). None
+            if all tokens can be chosen.
         clock: function that returns the CPU seconds of the calling thread.
         on_limit: called when the matcher has exceeded a limit. All copies of an `LLMatcher` share one lexer. If one
             copy exceeds a limit of the lexer, all other copies fail, too.
@@ -42,6 +45,7 @@ class GrammarMatcher:
     def __init__(
         self,
         matcher: "LLMatcher",
+        width: int | None = None,
         clock: Callable[[], float] = time.thread_time,
         on_limit: Callable[[], None] = lambda: None,
     ) -> None:
@@ -49,6 +53,7 @@ class GrammarMatcher:
         self.bad_grammar = False
         self.ahead = 0
         self._initial = matcher
+        self._width = width
         self._matcher = matcher.deep_copy()
         self._output: list[int] = []
         self._looks_ahead = True
@@ -81,10 +86,10 @@ class GrammarMatcher:
         if not self._looks_ahead:
             return ()
         start_time = self._clock()
-        forced = tuple(self._matcher.compute_ff_tokens()[:limit])
+        forced = self._matcher.compute_ff_tokens()[:limit]
         usable = self._recovered()
         self._spent(start_time)
-        return forced if usable else ()
+        return tuple(takewhile(self._is_choosable, forced)) if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the leading drafts that the grammar allows after the output."""
@@ -125,7 +130,7 @@ class GrammarMatcher:
                 if draft is None or token != draft:
                     break
             else:
-                mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+                mask = self._mask(matcher)
                 if matcher.is_error() or not mask.any():
                     self.ahead = max(row - 1, 0)
                     if row == 0:
@@ -148,6 +153,14 @@ class GrammarMatcher:
             self._looks_ahead = False  # the next check of drafts would fail again, at the same cost
             self._on_limit()
         return masks
+
+    def _mask(self, matcher: "LLMatcher") -> Mask:
+        """Return the mask of the tokens that the engine can choose and the grammar allows next."""
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return mask if self._width is None else mask[: (self._width + 7) // 8]
+
+    def _is_choosable(self, token: int) -> bool:
+        return self._width is None or token < self._width
 
     def _recovered(self) -> bool:
         """Return whether the matcher has no error after it has checked drafts or computed forced tokens.
@@ -173,7 +186,7 @@ class GrammarMatcher:
     def _exceeded_by(self, token: int) -> bool:
         """Return whether the grammar allows `token`, and the matcher rejected it only because a limit was exceeded."""
         matcher = self._replayed()
-        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        mask = self._mask(matcher)
         return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
 
     def _spent(self, begun: float, rows: int = 0) -> None:

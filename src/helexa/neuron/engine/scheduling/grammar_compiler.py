@@ -125,7 +125,7 @@ class Grammars:
                 if matcher.is_error():
                     result = GrammarFailure(f"the grammar cannot be compiled: {error_line(matcher)}", bad_grammar=True)
                 else:
-                    result = GrammarMatcher(matcher, on_limit=partial(self._discard, grammar))
+                    result = GrammarMatcher(matcher, self._width, on_limit=partial(self._discard, grammar))
             except HelexaError as error:
                 result = GrammarFailure(str(error))
             except BaseException as error:  # a Rust panic in llguidance is not an Exception

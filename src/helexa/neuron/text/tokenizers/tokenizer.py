@@ -1,7 +1,6 @@
 """A model's tokenizer: converts text to token ids and token ids to text."""
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.json_file import read_object
 from helexa.neuron.text.tokenizers.backend_errors import backend_errors
 from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
+from helexa.neuron.text.tokenizers.space_prefix import remove_space_prefix
 from helexa.neuron.text.tokenizers.token_bytes import token_spellers
 from helexa.neuron.text.tokenizers.tokenizer_json import read_tokenizer_json
 
@@ -46,6 +46,7 @@ class Tokenizer:
         add_eos: bool = False,
     ) -> None:
         self._backend = backend
+        self._variants: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
         self._added = backend.get_added_tokens_decoder()
         self._spell, self._spell_added = token_spellers(backend)
         self.bos_id = bos_id
@@ -98,7 +99,9 @@ class Tokenizer:
         """Number of tokens in the vocabulary. A model's logits may have more entries as padding."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True, continues: bool = False
+    ) -> list[int]:
         """Return the token ids of `text`.
 
         By default, a string such as `<|im_end|>` in the text becomes the control token with this name, as in Hugging
@@ -110,11 +113,13 @@ class Tokenizer:
             add_special: whether to add the beginning-of-sequence and end-of-sequence tokens, if the model's files
                 request them.
             parse_special: if False, the texts of control tokens are encoded as plain text.
+            continues: whether the text continues other tokens. If True, no space is added before the text, unlike at
+                the beginning of a text with many SentencePiece models.
 
         Raises:
             ModelFileError: the `tokenizers` library fails, which happens only with invalid tokenization rules.
         """
-        backend = self._backend if parse_special else self._literal
+        backend = self._variant(parse_special, continues)
         with backend_errors("the tokenizer fails on this text"):
             try:
                 ids = backend.encode(text, add_special_tokens=False).ids
@@ -169,17 +174,23 @@ class Tokenizer:
         added = self._added.get(token_id)
         return "" if added is None else added.content
 
-    @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        """Copy of the tokenizer that does not recognize control tokens and encodes their texts as plain text."""
-        twin = tokenizers.Tokenizer(self._backend.model)
-        if self._backend.normalizer is not None:
-            twin.normalizer = self._backend.normalizer
-        if self._backend.pre_tokenizer is not None:
-            twin.pre_tokenizer = self._backend.pre_tokenizer
-        twin.add_tokens([self._added[token_id] for token_id in sorted(self._added)])
-        twin.encode_special_tokens = True
-        return twin
+    def _variant(self, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:
+        """Return the tokenizer for these arguments of `encode`. All variants share the tokenization model."""
+        if parse_special and not continues:
+            return self._backend
+        variant = self._variants.get((parse_special, continues))
+        if variant is None:
+            variant = tokenizers.Tokenizer(self._backend.model)
+            if self._backend.normalizer is not None:
+                variant.normalizer = self._backend.normalizer
+            if self._backend.pre_tokenizer is not None:
+                variant.pre_tokenizer = self._backend.pre_tokenizer
+            if continues:
+                remove_space_prefix(variant)
+            variant.add_tokens([self._added[token_id] for token_id in sorted(self._added)])
+            variant.encode_special_tokens = not parse_special
+            self._variants[parse_special, continues] = variant
+        return variant
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
