@@ -256,7 +256,8 @@ class RecoveryConfig(Section):
     """Timeouts after which an engine is treated as hung, and limits on restarts of crashed or hung engines.
 
     Attributes:
-        step_timeout_secs: seconds without progress after which an engine with running requests is treated as hung.
+        step_timeout_secs: seconds without progress after which an engine with running requests is treated as hung. In
+            steps whose duration the engine can predict, the limit is usually shorter, at least 5 seconds.
         load_timeout_secs: seconds without progress after which an engine that loads a model is treated as hung.
         max_restarts: maximum number of restarts of one model's engine within `restart_window_secs` seconds. After one
             more crash, the model is quarantined (status `poisoned`) and rejects requests.

@@ -5,6 +5,7 @@ models whose path contains MODEL. A fault with `rankN/` occurs in the process of
 KIND is:
 
     exit   ends the process             hang   never ends the step
+    stall  never ends a native kernel   (CPU only)
     slow   adds a second to the step    crawl  adds three seconds to the step, with progress reports
     oom    raises out of memory         fault  raises a device error
     error  raises an error of the step  nan    sets the logits of a sequence to NaN; in ranks after rank 0, sets the
@@ -36,10 +37,11 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import DEBUG_FAULT
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.constants import PAGE_SIZE, RANK_STATE_BYTES
+from helexa.neuron.ops.native.machine_code.native_kernels import native_kernels
 from helexa.neuron.processes import heartbeat
 
-Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan", "refuse"]
+Kind = Literal["exit", "hang", "stall", "slow", "crawl", "oom", "fault", "error", "nan", "refuse"]
 
 _SLOW_SECONDS = 1.0
 _CRAWL_PIECES = 60
@@ -111,6 +113,8 @@ class Fault:
             case "hang":
                 while True:
                     time.sleep(60)
+            case "stall":
+                _stall()
             case "slow":
                 time.sleep(_SLOW_SECONDS)
             case "crawl":
@@ -125,6 +129,13 @@ class Fault:
                 raise ValueError("injected: error")
             case "refuse":
                 raise RuntimeError("injected: operation not permitted when stream is capturing")
+
+
+def _stall() -> None:
+    """Run a graph in whose first kernel a thread waits for a rank that does not exist."""
+    library = native_kernels()
+    shared = torch.zeros(RANK_STATE_BYTES, dtype=torch.uint8)
+    library.run(2 * library.instruction("meet_ranks", {"shared": shared, "rank": 0, "ranks": 2}))
 
 
 class Faults:

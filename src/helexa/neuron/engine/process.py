@@ -4,7 +4,6 @@ The server starts the process with `engine_client.child.Child`.
 """
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
@@ -17,7 +16,7 @@ from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.ipc.frames import receive
 from helexa.neuron.engine.ipc.messages import Load
 from helexa.neuron.engine.ranks import cpu_binding
-from helexa.neuron.processes import heartbeat, parent_death
+from helexa.neuron.processes import heartbeat, parent_death, stack_traces
 from helexa.neuron.processes.file_use import mark_used
 
 
@@ -33,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     parent_death.hold()
     heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
-    faulthandler.register(signal.SIGUSR1)  # the server requests stack traces of hung engines
+    stack_traces.register()  # before kernels are loaded, because they write native stacks
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), socket.socket(fileno=arguments.pixels_fd))

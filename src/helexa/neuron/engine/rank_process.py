@@ -4,7 +4,6 @@ Rank 0 starts the process with `RankProcesses`.
 """
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
@@ -32,7 +31,7 @@ from helexa.neuron.engine.ranks.messages import (
     ToRank,
 )
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.processes import parent_death
+from helexa.neuron.processes import parent_death, stack_traces
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -50,7 +49,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"{prefix}%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_death.hold()
-    faulthandler.register(signal.SIGUSR1)
+    stack_traces.register()
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)

@@ -5,7 +5,6 @@ host 0 names, starts further ranks on this host if the engine's options say so, 
 """
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
@@ -47,7 +46,7 @@ from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded
 from helexa.neuron.engine.ranks.rank import Rank
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
-from helexa.neuron.processes import parent_death
+from helexa.neuron.processes import parent_death, stack_traces
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -63,7 +62,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: stage: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_death.hold()
-    faulthandler.register(signal.SIGUSR1)
+    stack_traces.register()
     code = 0
     try:
         member = socket.socket(fileno=arguments.setup_fd)

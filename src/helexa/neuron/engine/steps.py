@@ -23,6 +23,7 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.token_masks import rejection_masks
 from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -95,7 +96,9 @@ class Steps:
         try:
             step = build_step(plan, self._runner.buckets, self._runner.encoder)
             start_time = time.perf_counter()  # the step controller must not learn the time of encoding images
-            return _Step(plan, start_time, self._runner.launch(step, after))
+            expected = self._scheduler.expected_seconds(plan) if self._runner.counts_kernels else 0.0
+            with heartbeat.step_of(expected):
+                return _Step(plan, start_time, self._runner.launch(step, after))
         except Exception as error:
             return _Step(plan, start_time, error=error)
 

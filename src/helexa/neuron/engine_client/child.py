@@ -12,6 +12,7 @@ from contextvars import Context
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine_client.pixel_sender import PixelSender
+from helexa.neuron.processes import stack_traces
 from helexa.neuron.processes.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.engine.process")
 
 _LINE_BYTES = 1 << 20
+_STACKS_SECONDS = 3.0
+_QUIET_SECONDS = 0.5
 
 
 class Child:
@@ -51,6 +54,7 @@ class Child:
         self._heartbeat = heartbeat
         self._ended = False
         self._last_line = ""
+        self._logged = asyncio.Event()
         # A new context, so that log lines are not attributed to the request that loads the model.
         self._stderr = asyncio.create_task(self._log_stderr(), context=Context())
 
@@ -85,6 +89,24 @@ class Child:
     def progress(self) -> int:
         """The engine's progress count, which grows during a step and while the engine loads; 0 after `end`."""
         return 0 if self._ended else self._heartbeat.count
+
+    @property
+    def expected_step_seconds(self) -> float:
+        """Expected duration of the engine's step in progress; 0 if it is unknown, or after `end`."""
+        return 0.0 if self._ended else self._heartbeat.expected_seconds
+
+    async def log_stacks(self) -> None:
+        """Make the engine process log the stacks of its threads: of Python functions, then of native functions.
+
+        The method waits until the engine logs nothing for half a second, but at most 3 seconds per request.
+        """
+        for number in (stack_traces.PYTHON_SIGNAL, stack_traces.NATIVE_SIGNAL):
+            self.signal(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STACKS_SECONDS):
+                    while self.alive:
+                        self._logged.clear()
+                        await asyncio.wait_for(self._logged.wait(), _QUIET_SECONDS)
 
     async def wait(self, seconds: float) -> None:
         """Wait at most `seconds` for the process to end."""
@@ -141,6 +163,7 @@ class Child:
                 continue  # a line beyond the limit is dropped
             if not line:
                 return
+            self._logged.set()
             text = line.decode(errors="replace").strip()
             if text:
                 level, _, message = text.partition(" ")  # the level in the engine's log format

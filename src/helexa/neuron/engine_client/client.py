@@ -36,6 +36,7 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine_client.child import Child, Spawn
+from helexa.neuron.engine_client.idle_time import IdleTime
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import HangDetector
@@ -53,8 +54,6 @@ _LOAD_ERRORS = {"model_file": ModelFileError, "does_not_fit": DoesNotFitError}
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
-_CHECKS = 8  # number of checks within the seconds that a working engine may take without progress
-_FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 
 
@@ -132,7 +131,7 @@ class EngineClient:
             load_seconds: seconds without progress after which the server kills a loading engine, because it counts as
                 hung.
             step_seconds: seconds without progress after which the server kills a working engine, because it counts as
-                hung.
+                hung. In steps whose duration the engine can predict, the limit is usually shorter (see `HangDetector`).
             memory: grants the engine's memory requests; None for a new `MemoryGrants` that holds no memory in reserve.
             group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
@@ -345,19 +344,24 @@ class EngineClient:
             self._watchdog = None
 
     async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
-        """Kill the engine if `works` returns True, but the engine sends no message and makes no progress for `seconds`.
+        """Kill the engine if `works` returns True, but the engine sends no message and makes no progress.
 
         Args:
+            seconds: time limit. `HangDetector` describes when a shorter limit applies.
             works: function that returns whether the engine has work, so that progress is expected.
         """
-        detector = HangDetector(_CHECKS + 1)  # the first check may come right after the work
+        detector, idle_time = HangDetector(seconds), IdleTime(self._child.pid)
         while self._child.alive and not self._closing:
-            await self._child.wait(seconds / _CHECKS)
-            if detector.check(self.reports + self._child.progress, works()):
-                self._child.kill_reason = f"the engine made no progress for {seconds:g} s and was killed"
+            await self._child.wait(detector.check_seconds)
+            if not detector.is_silent(self.reports + self._child.progress, works()):
+                idle_time.restart()
+                continue
+            expected_seconds = self._child.expected_step_seconds
+            idle_seconds = idle_time.since_last_call(detector.check_seconds)
+            if (limit := detector.hangs_after(expected_seconds, idle_seconds)) is not None:
+                self._child.kill_reason = f"the engine made no progress for {limit:.3g} s and was killed"
                 log.error("engine %d hangs; its stack traces follow", self._child.pid)
-                self._child.signal(signal.SIGUSR1)
-                await asyncio.sleep(_FORENSICS_SECONDS)
+                await self._child.log_stacks()
                 self._child.signal(signal.SIGKILL)
                 return
 

@@ -18,6 +18,7 @@ from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.pipeline.setup_messages import MemoryDenied, StageSetup
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
+from helexa.neuron.processes import stack_traces
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +113,11 @@ def _end_after(process: subprocess.Popen[bytes], fd: int) -> None:
         process.wait(_ENDING_SECONDS)
         return
     log.error("host group: stage process %d does not end and is killed", process.pid)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGUSR1)  # stack traces of all ranks
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STACKS_SECONDS)
+    for number in (stack_traces.PYTHON_SIGNAL, stack_traces.NATIVE_SIGNAL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)  # stack traces of all ranks
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STACKS_SECONDS)
     _kill(process)
 
 

@@ -80,6 +80,9 @@ class Ops(ABC):
     name: ClassVar[str]
     """Name of the kernel implementation, shown to users."""
 
+    counts_items: ClassVar[bool] = False
+    """Whether the progress count of this process grows with each work item of a kernel."""
+
     def __init__(
         self,
         device: torch.device,

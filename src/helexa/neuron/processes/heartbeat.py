@@ -1,29 +1,35 @@
-"""The heartbeat of an engine process: a counter of progress in memory that the engine shares with the server process.
+"""The heartbeat of an engine process: counters of progress in memory that the engine shares with the server process.
 
 The engine increments the counter during its work: after each work item of a native kernel, each layer of the model and
 each chunk of a file. The server reads the counter from time to time. If the value has not changed, the engine hangs. If
 it has grown, the engine works, even if it is slow. An increment costs nanoseconds and needs no thread, message or
 system call.
+
+During a step, the memory also contains the expected duration of the step, from which the server derives how long the
+engine may make no progress.
 """
 
 import ctypes
 import mmap
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from helexa.neuron.processes import shared_memory
 
 _COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
+_EXPECTED = struct.Struct("=q")  # ns that the step in progress is expected to take, after the counters; 0 if unknown
 _SIZE = mmap.PAGESIZE
 
 
 class _Engine:
-    """The progress counters of this engine process: one for Python code and one for native kernels.
+    """The numbers that this engine process reports: two progress counters, and the expected duration of the step.
 
-    The counters are in private memory until `attach` moves them to the memory that is shared with the server.
+    The numbers are in private memory until `attach` moves them to the memory that is shared with the server.
     """
 
-    counts = (ctypes.c_int64 * 2)()
+    counts = (ctypes.c_int64 * 3)()
 
 
 class Heartbeat:
@@ -46,6 +52,11 @@ class Heartbeat:
         """Sum of the engine's progress counters. It grows as long as the engine works."""
         return sum(_COUNTS.unpack_from(self._memory))
 
+    @property
+    def expected_seconds(self) -> float:
+        """Expected duration of the step in progress; 0 if it is unknown or if no step is in progress."""
+        return _EXPECTED.unpack_from(self._memory, _COUNTS.size)[0] / 1e9
+
     def release_fd(self) -> None:
         """Close the file descriptor `fd` in this process. The shared memory stays mapped."""
         os.close(self.fd)
@@ -62,12 +73,26 @@ def attach(fd: int) -> None:
     """
     memory = mmap.mmap(fd, _SIZE)
     os.close(fd)
-    _Engine.counts = (ctypes.c_int64 * 2).from_buffer(memory)
+    _Engine.counts = (ctypes.c_int64 * 3).from_buffer(memory)
 
 
 def beat() -> None:
     """Increment the progress counter of this engine process, to show the server that the engine does not hang."""
     _Engine.counts[0] += 1
+
+
+@contextmanager
+def step_of(expected_seconds: float) -> Iterator[None]:
+    """Report the expected duration of a step to the server within the context.
+
+    Args:
+        expected_seconds: expected duration; 0 if it is unknown, or if the engine may make no progress for longer.
+    """
+    _Engine.counts[2] = int(expected_seconds * 1e9)
+    try:
+        yield
+    finally:
+        _Engine.counts[2] = 0
 
 
 def kernel_count_address() -> int:

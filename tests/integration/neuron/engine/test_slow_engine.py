@@ -47,6 +47,23 @@ async def test_slow_engine_with_progress_is_not_killed(smollm2_gguf: Path, monke
         assert client.alive
 
 
+async def test_stalled_kernel_ends_the_engine_before_the_configured_limit(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The limit follows the expected duration of the step. The log has the native stacks of the thread pool."""
+    caplog.set_level("INFO")
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", "stall@step=3")
+    died = asyncio.get_running_loop().create_future()
+    async with running(smollm2_gguf, step_seconds=3600, on_exit=died.set_result) as client:
+        async with asyncio.timeout(300):
+            outputs = await complete(client)
+            assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
+            assert (await died).startswith("the engine made no progress for ")
+    assert "debug_fault.py" in caplog.text
+    for function in ("run_graph", "pool_play", "meet_ranks", "pool_work"):
+        assert f"({function}+" in caplog.text
+
+
 def test_torch_step_counts_progress_at_every_layer(runner: Runner):
     request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
     plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]

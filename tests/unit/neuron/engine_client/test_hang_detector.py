@@ -1,21 +1,62 @@
-"""The watchdog: the number of checks without news after which an engine counts as hung."""
+"""The watchdog: how long an engine with work may make no progress."""
 
 import pytest
 
 from helexa.neuron.engine_client.watchdog import HangDetector
 
 
+def limits(detector: HangDetector, checks: list[tuple[int, bool]], expected: float, idle: float) -> list[float]:
+    """Return the exceeded limits of the checks, and 0 for checks after which the engine may still work."""
+    return [
+        (detector.is_silent(news, working) and detector.hangs_after(expected, idle)) or 0.0 for news, working in checks
+    ]
+
+
 @pytest.mark.parametrize(
     ("checks", "hangs"),
     [
-        ([(0, True), (0, True), (0, True)], [False, False, False]),
-        ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
-        ([(0, False)] * 9, [False] * 9),
-        ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
-        ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
+        ([(0, True)] * 9, False),
+        ([(0, True)] * 10, True),
+        ([(0, False)] * 30, False),
+        ([(0, True)] * 9 + [(1, True)] * 9, False),
+        ([(5, True)] * 9 + [(5, False)] + [(5, True)] * 8, False),
     ],
-    ids=["three checks", "four checks", "idle", "news", "work ended"],
+    ids=["before the limit", "limit", "idle", "news", "work ended"],
 )
-def test_working_engine_without_news_counts_as_hung(checks: list[tuple[int, bool]], hangs: list[bool]):
-    detector = HangDetector(max_silent_checks=3)
-    assert [detector.check(news, working) for news, working in checks] == hangs
+def test_working_engine_without_news_hangs_after_the_limit(checks: list[tuple[int, bool]], hangs: bool):
+    found = limits(HangDetector(2.0), checks, expected=0.0, idle=0.25)
+    assert found == [0.0] * (len(checks) - 1) + [2.0 * hangs]
+
+
+def test_checks_are_at_most_a_second_apart():
+    assert HangDetector(2.0).check_seconds == 0.25
+    assert HangDetector(120.0).check_seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "limit"),
+    [(0.01, 5.0), (2.0, 20.0), (100.0, 120.0), (0.0, 120.0)],
+    ids=["floor", "ten times", "ceiling", "unknown"],
+)
+def test_limit_follows_the_expected_duration_of_the_step(expected: float, limit: float):
+    """The first two checks find progress, and progress directly before the third check."""
+    checks = [(1, True)] + [(2, True)] * 200
+    found = limits(HangDetector(120.0), checks, expected, idle=1.0)
+    first = next(index for index, exceeded in enumerate(found) if exceeded)
+    assert found[first] == limit
+    assert first == 1 + limit + (limit == 120.0)
+
+
+def test_time_in_which_the_engine_does_not_sleep_does_not_count_for_the_expected_duration():
+    checks = [(1, True)] * 60
+    assert not any(limits(HangDetector(120.0), checks, expected=0.1, idle=0.0))
+    found = limits(HangDetector(120.0), checks, expected=0.1, idle=0.25)
+    assert found.index(5.0) == 20
+
+
+def test_idle_time_of_an_earlier_step_does_not_count():
+    detector = HangDetector(120.0)
+    assert not any(limits(detector, [(1, True)] * 5, expected=0.1, idle=1.0))
+    assert not any(limits(detector, [(1, True)] * 3, expected=0.0, idle=1.0))
+    assert not any(limits(detector, [(1, True)] * 4, expected=0.1, idle=1.0))
+    assert limits(detector, [(1, True)], expected=0.1, idle=1.0) == [5.0]

@@ -84,6 +84,11 @@ class Runner:
         """Whether no other process computes a part of the model."""
         return not self._others
 
+    @property
+    def counts_kernels(self) -> bool:
+        """Whether the progress count grows within kernels, and no other process computes a part of the model."""
+        return self.computes_alone and self.ops.counts_items
+
     @torch.inference_mode()
     def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
         """Launch one step, and return a handle from which its results can be read.

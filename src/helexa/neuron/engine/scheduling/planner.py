@@ -87,6 +87,10 @@ class Planner:
             self._drafter(sequence).may_draft for sequence in decoding
         )
 
+    def expected_seconds(self, plan: Plan) -> float:
+        """Return the expected duration of the step of `plan`, in seconds; 0 if it is unknown."""
+        return self._controller.expected_seconds(sum(entry.count + len(entry.drafts) for entry in plan))
+
     def learn(self, plan: Plan, seconds: float) -> None:
         """Record that the step of `plan` took `seconds`.
 

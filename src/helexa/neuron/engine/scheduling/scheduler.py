@@ -125,6 +125,10 @@ class Scheduler:
         """Return whether `plan_after` may be called before the step of `plan` is committed."""
         return self.planner.foresees(plan)
 
+    def expected_seconds(self, plan: Plan) -> float:
+        """Return the expected duration of the step of `plan`, in seconds; 0 if it is unknown."""
+        return self.planner.expected_seconds(plan)
+
     def commit(
         self,
         plan: Plan,

@@ -195,6 +195,12 @@ class StepController:
             sequence.stepped = self._step
         return chosen
 
+    def expected_seconds(self, tokens: int) -> float:
+        """Return a high estimate of the duration of a step with `tokens` tokens, in seconds; 0 if it is unknown."""
+        if self._fixed or self._cost.worst_token <= 0:
+            return 0.0
+        return max(self._cost.worst_token * tokens, self._cost.decode(tokens) or 0.0)
+
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
         """Record the duration of a finished step, to predict and limit the durations of later steps.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from helexa.neuron.ops.constants import ARGUMENT_BYTES, BFLOAT16, FLOAT16, FLOAT32, FORMAT_COUNT, LANES
 from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS
 from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.processes import heartbeat
+from helexa.neuron.processes import heartbeat, stack_traces
 
 Argument = Tensor | float | None
 """Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer."""
@@ -78,6 +78,9 @@ class KernelLibrary:
         self._rank_progress = library.rank_progress
         self._rank_progress.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._rank_progress.restype = ctypes.c_void_p
+        library.dump_stacks_on.argtypes = (ctypes.c_int64,)
+        library.dump_stacks_on.restype = None
+        stack_traces.use_native(library.dump_stacks_on)
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:

@@ -69,6 +69,7 @@ class NativeOps(Ops):
     """
 
     name = "native"
+    counts_items = True
 
     def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = MIXED) -> None:
         super().__init__(

@@ -38,6 +38,13 @@ typedef struct {
     pthread_cond_t grown;
 } signal_count;
 
+/* A function of the pool that stack traces name: `backtrace_symbols_fd` knows exported functions only. */
+#ifdef __clang__
+#define TRACED __attribute__((noinline))
+#else
+#define TRACED __attribute__((noipa, visibility("protected"))) /* noipa: GCC makes no copies under other names */
+#endif
+
 #define NO_SIGNAL {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER}
 
 static counter *counters[MAX_THREADS]; /* per thread and instruction: number of items taken from the thread's range */
@@ -86,7 +93,7 @@ static int poll_beyond(signal_count *signal, int64_t number) {
     return 0;
 }
 
-static void sleep_until_beyond(signal_count *signal, int64_t number) {
+TRACED void pool_sleep(signal_count *signal, int64_t number) {
     pthread_mutex_lock(&signal->mutex);
     atomic_fetch_add(&signal->sleepers, 1);
     while (atomic_load(&signal->number) <= number) pthread_cond_wait(&signal->grown, &signal->mutex);
@@ -96,7 +103,7 @@ static void sleep_until_beyond(signal_count *signal, int64_t number) {
 
 /* Wait until the number is larger than `number`. */
 static void wait_beyond(signal_count *signal, int64_t number) {
-    if (!poll_beyond(signal, number)) sleep_until_beyond(signal, number);
+    if (!poll_beyond(signal, number)) pool_sleep(signal, number);
 }
 
 /* Add the time that other threads have slept in the meeting that this thread ends. */
@@ -109,7 +116,7 @@ static void count_sleep(int64_t thread_count) {
 }
 
 /* Return once `thread_count` threads have called this function. */
-static void meet(int64_t self, int64_t thread_count) {
+TRACED void pool_meet(int64_t self, int64_t thread_count) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
     if (atomic_fetch_add(&arrived, 1) == thread_count - 1) {
         atomic_store(&arrived, 0);
@@ -119,7 +126,7 @@ static void meet(int64_t self, int64_t thread_count) {
     }
     if (poll_beyond(&meetings, now)) return;
     atomic_store(&asleep_since[self], now_ns());
-    sleep_until_beyond(&meetings, now);
+    pool_sleep(&meetings, now);
     atomic_store(&asleep_since[self], 0); /* before this thread comes to the next meeting */
 }
 
@@ -152,7 +159,7 @@ void add_progress(void) {
     atomic_store_explicit(progress, count + 1, memory_order_relaxed);
 }
 
-static void play(int64_t self, int64_t thread_count) {
+TRACED void pool_play(int64_t self, int64_t thread_count) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
@@ -166,18 +173,18 @@ static void play(int64_t self, int64_t thread_count) {
             }
         }
         if (i == count - 1 && (watched || slept > SHORT)) add_delay();
-        if (now->waits || i == count - 1) meet(self, thread_count);
+        if (now->waits || i == count - 1) pool_meet(self, thread_count);
         if (self == 0) add_progress(); /* even if the other threads took all items */
     }
 }
 
-static void *work(void *self) {
+TRACED void *pool_work(void *self) {
     int64_t job = atomic_load(&jobs.number);
     grow(&ready, 1);
     for (;;) {
         wait_beyond(&jobs, job);
         job = atomic_load(&jobs.number);
-        if ((int64_t)self < job % JOB) play((int64_t)self, job % JOB);
+        if ((int64_t)self < job % JOB) pool_play((int64_t)self, job % JOB);
     }
     return NULL;
 }
@@ -217,7 +224,7 @@ int64_t start_threads(int64_t count) {
     while (counters[0] && crew < count) {
         pthread_t thread;
         if (!counters[crew]) counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
-        if (!counters[crew] || pthread_create(&thread, NULL, work, (void *)crew)) break;
+        if (!counters[crew] || pthread_create(&thread, NULL, pool_work, (void *)crew)) break;
         pthread_detach(thread);
         wait_beyond(&ready, crew - 1); /* the new thread has read the job number */
         active = ++crew;
@@ -245,7 +252,7 @@ int64_t run_graph(const instruction *instructions, int64_t count) {
     if (watched) start_delay(graphs - 1); /* this thread may have lost its core since the graph before */
     for (int64_t i = 0; i < thread_count; i++) memset((void *)counters[i], 0, count * sizeof(counter));
     if (thread_count > 1) grow(&jobs, JOB + thread_count - atomic_load(&jobs.number) % JOB);
-    play(0, thread_count);
+    pool_play(0, thread_count);
     if (crew > 1) adapt(now_ns() - start);
     return 0;
 }
