@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from helexa.acp.host.host import Client, CommandResult, Host, HostError
@@ -71,13 +72,19 @@ class ClientHost:
         timeout_s: float,
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> CommandResult:
         """Run a shell command in a terminal of the editor, and release the terminal afterwards; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
-                command, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit, started=started
+                command,
+                cwd=cwd,
+                timeout_s=timeout_s,
+                output_limit=output_limit,
+                started=started,
+                environment=environment,
             )
-        terminal_id = await self._create(command, cwd, output_limit)
+        terminal_id = await self._create(command, cwd, output_limit, PAGER_ENVIRONMENT | dict(environment))
         try:
             await started(terminal_id)
             status = await self._wait_for_exit(terminal_id, timeout_s)
@@ -97,7 +104,7 @@ class ClientHost:
             timed_out=status is None,
         )
 
-    async def _create(self, command: str, cwd: Path, output_limit: int) -> str:
+    async def _create(self, command: str, cwd: Path, output_limit: int, environment: Mapping[str, str]) -> str:
         program, *args = shell(command)
         request = asyncio.ensure_future(
             self._request(
@@ -106,7 +113,7 @@ class ClientHost:
                     "command": program,
                     "args": args,
                     "cwd": str(cwd),
-                    "env": [{"name": name, "value": value} for name, value in PAGER_ENVIRONMENT.items()],
+                    "env": [{"name": name, "value": value} for name, value in environment.items()],
                     "outputByteLimit": output_limit,
                 },
                 _USER_SECONDS,

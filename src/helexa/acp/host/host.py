@@ -1,8 +1,9 @@
 """The interface through which tools access files and commands, on this machine or through the editor."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from helexa.acp.failure import ToolError
@@ -96,6 +97,7 @@ class Host(Protocol):
         timeout_s: float,
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> CommandResult:
         """Run a shell command until it ends, and return its output.
 
@@ -108,6 +110,7 @@ class Host(Protocol):
             output_limit: maximum number of output bytes to return; the oldest bytes are dropped first.
             started: called once when the command has started, with the id of the editor's terminal. The id is None
                 for a command that runs on this machine directly.
+            environment: additional environment variables of the command.
 
         Raises:
             HostError: the command could not be started, or the editor failed.

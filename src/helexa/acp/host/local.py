@@ -5,11 +5,12 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from helexa.acp.host.host import CommandResult, HostError
 
@@ -47,6 +48,7 @@ class LocalHost:
         timeout_s: float,
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> CommandResult:
         """Run a shell command on this machine; see `Host`.
 
@@ -54,7 +56,7 @@ class LocalHost:
         """
         output = _Output(output_limit)
         try:
-            process = await self._start(command, cwd, output)
+            process = await self._start(command, cwd, output, environment)
             try:
                 await started(None)
                 timed_out = not await _wait_for_exit(process, timeout_s)
@@ -77,14 +79,16 @@ class LocalHost:
             timed_out=timed_out,
         )
 
-    async def _start(self, command: str, cwd: Path, output: "_Output") -> asyncio.subprocess.Process:
+    async def _start(
+        self, command: str, cwd: Path, output: "_Output", environment: Mapping[str, str]
+    ) -> asyncio.subprocess.Process:
         environ = {name: value for name, value in os.environ.items() if value not in self._secrets}
         with output.writer() as writer:
             try:
                 return await asyncio.create_subprocess_exec(
                     *shell(command),
                     cwd=cwd,
-                    env=environ | PAGER_ENVIRONMENT,
+                    env=environ | PAGER_ENVIRONMENT | dict(environment),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=writer,
                     stderr=writer,

@@ -8,6 +8,7 @@ from helexa.acp.failure import ToolError
 from helexa.acp.history import CardContent, Location, Terminal, ToolKind
 from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import ends, title
+from helexa.acp.tools.git_repository import HARDENED
 from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
 from helexa.acp.tools.vetted_commands import vetted_command
 
@@ -61,6 +62,7 @@ class Bash(BuiltIn):
         folder = context.boundary.resolve(arguments["cwd"])
         if not folder.is_folder():
             raise ToolError(f"{arguments['cwd']} is not a folder")
+        vetted = vetted_command(arguments["command"], folder.real, context.boundary)
         shown: tuple[CardContent, ...] = ()
 
         async def started(terminal_id: str | None) -> None:
@@ -75,6 +77,7 @@ class Bash(BuiltIn):
             timeout_s=arguments["timeout"],
             output_limit=_KEPT_BYTES,
             started=started,
+            environment=HARDENED if vetted is not None and vetted.startswith("git ") else {},
         )
         if result.timed_out:
             status = f"killed after {arguments['timeout']} s"

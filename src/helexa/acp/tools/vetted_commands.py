@@ -11,9 +11,8 @@ the following conditions hold:
    cannot run a program, write a file, read a file named in the option, or follow symbolic links out of the folders.
 4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. This
    condition also applies to words that are not paths, such as revisions and search patterns.
-5. `git` runs in the folder that contains `.git`. Any other folder could contain a repository configuration written by
-   the model, and such a configuration can name programs to run. The tools write into `.git` only with the user's
-   permission.
+5. `git` runs in the folder that contains `.git`, and the configuration in `.git` names no programs and no other files
+   (see `git_repository`). The tools write into `.git` only with the user's permission.
 """
 
 import re
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.acp.host.boundary import Boundary, OutOfBounds
+from helexa.acp.tools.git_repository import runs_no_program
 
 _WORD = re.compile(r"(?:[A-Za-z0-9_./:@%+,^-]|(?<=[A-Za-z0-9])[=~])+")
 
@@ -92,7 +92,7 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
         return None
     name = " ".join(words[:2] if words[0] == "git" else words[:1])
     command = _COMMANDS.get(name)
-    if command is None or (words[0] == "git" and not _is_repository(folder, boundary)):
+    if command is None or (words[0] == "git" and not runs_no_program(folder, boundary)):
         return None
     for word in words[len(name.split()) :]:
         if word.startswith("-"):
@@ -101,13 +101,6 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
         elif not command.takes_words or not _is_within(word, folder, boundary):
             return None
     return name
-
-
-def _is_repository(folder: Path, boundary: Boundary) -> bool:
-    try:
-        return boundary.resolve(str(folder / ".git")).exists()
-    except OutOfBounds:
-        return False
 
 
 def _is_within(word: str, folder: Path, boundary: Boundary) -> bool:

@@ -278,3 +278,111 @@ def test_line_with_shell_syntax_is_not_vetted(tmp_path_factory: pytest.TempPathF
     name = vetted_command(f"cat {tail}", folder, Boundary(folder))
     assert name in (None, "cat")
     assert name is None or not set(tail) & set(";&|<>()$`'\"\\\n\t#{}*?[!")
+
+
+HARMLESS = """[core]
+\trepositoryformatversion = 0
+\tbare = false
+[remote "origin"]
+\turl = https://example.com/a.git ; a comment
+\tfetch = +refs/heads/*:refs/remotes/origin/*
+[branch "main"] remote = origin
+\tmerge = refs/heads/main
+[user]
+\temail = a@example.com
+"""
+
+
+def test_git_commands_are_vetted_in_an_ordinary_repository(session: Session) -> None:
+    (session.context.cwd / ".git/config").write_text(HARMLESS)
+    session.allow_always("git status")
+    assert session.is_allowed("git status --short")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "[include]\npath = ../.gitconfig",
+        '[includeIf "gitdir:**"] path = ../.gitconfig',
+        "[core]\nhooksPath = .githooks",
+        "[CORE] HooksPath=.githooks",
+        "[core]\nfsmonitor = ./x",
+        "[core]\nworktree = ..",
+        "[core]\nattributesFile = ../x",
+        "[core]\npager = ./x",
+        '[diff "a"]\ntextconv = ./x',
+        "[diff]\nexternal = ./x",
+        '[filter "a"]\nclean = ./x',
+        "[extensions]\npartialClone = origin",
+        "[extensions]\nworktreeConfig = true",
+        '[remote "origin"]\nuploadpack = ./x',
+        "[gpg]\nprogram = ./x",
+        "[user]\nname = a\\\n[include]\npath = ../x",
+        "[core",
+        "\xff",
+    ],
+)
+def test_git_commands_are_not_vetted_if_the_configuration_may_run_programs(session: Session, setting: str) -> None:
+    (session.context.cwd / ".git/config").write_bytes((HARMLESS + setting + "\n").encode("latin-1"))
+    assert vetted_command("git status", session.context.cwd, session.context.boundary) is None
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", "-C", folder, *author, *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("place", ["file", "link", "empty", "missing", "submodule"])
+def test_git_commands_are_not_vetted_if_the_repository_is_elsewhere(session: Session, place: str) -> None:
+    """The agent's tools may write the files outside of `.git` without a question."""
+    work = session.context.cwd
+    git = work / ".git"
+    match place:
+        case "file":
+            git.rename(work / ".bare")
+            git.write_text("gitdir: .bare\n")
+        case "link":
+            git.rename(work / ".bare")
+            git.symlink_to(".bare")
+        case "empty":
+            for entry in git.iterdir():
+                entry.rename(work / entry.name)
+        case "missing":
+            (git / "HEAD").unlink()
+        case "submodule":
+            (git / "modules/a").mkdir(parents=True)
+    assert vetted_command("git status", work, session.context.boundary) is None
+
+
+def test_git_commands_are_vetted_in_a_linked_work_tree(session: Session) -> None:
+    work = session.context.cwd
+    _git(work, "add", "a.txt")
+    _git(work, "commit", "-qm", "a")
+    _git(work, "worktree", "add", "-q", "other")
+    assert vetted_command("git status", work / "other", session.context.boundary) == "git status"
+    _git(work, "config", "core.hooksPath", ".githooks")
+    assert vetted_command("git status", work / "other", session.context.boundary) is None
+
+
+async def test_vetted_git_command_runs_no_hook_and_no_monitor(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own configuration, which applies to all repositories, may name hooks in the work tree."""
+    work, mark = session.context.cwd, tmp_path / "ran"
+    (tmp_path / "home").mkdir()
+    (work / ".githooks").mkdir()
+    for program in (work / ".githooks/post-index-change", work / "monitor"):
+        program.write_text(f"#!/bin/sh\ntouch {mark}\n")
+        program.chmod(0o755)
+    (tmp_path / "home/.gitconfig").write_text("[core]\nhooksPath = .githooks\nfsmonitor = ./monitor\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (work / ".git/config").write_text(HARMLESS)
+    _git(work, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "add", "a.txt")
+    (work / "a.txt").touch()
+
+    async def show(content: object) -> None:
+        pass
+
+    outcome = await Bash().run({"command": "git status --short", "cwd": ".", "timeout": 60}, session.context, show)
+    assert "A  a.txt" in outcome.content
+    assert not mark.exists()
