@@ -14,22 +14,28 @@ from helexa.neuron.ops.protocol import Ops
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings of a model configuration, with the keys of `rope_parameters` in current transformers.
 
-    Older configurations have `rope_scaling` and top-level keys instead of `rope_parameters`. The result always has
+    Older configurations have `rope_scaling` and top-level keys instead of `rope_parameters`. If a configuration has
+    both, the keys of `rope_scaling` override the keys of `rope_parameters`. The result always has
     `rope_type`, `rope_theta` and `partial_rotary_factor`, and all other keys of the configuration's `rope_scaling` or
     `rope_parameters`.
 
     Raises:
         ModelFileError: the configuration has separate rotary settings for each type of layer.
     """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    older, current = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    scaling = {**current, **older}
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise ModelFileError(f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers")
     return {
         **scaling,
-        "rope_type": scaling.get("rope_type") or scaling.get("type") or "default",
+        "rope_type": _type(older) or _type(current) or "default",
         "rope_theta": scaling.get("rope_theta") or config.get("rope_theta") or 10000.0,
         "partial_rotary_factor": scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
     }
+
+
+def _type(settings: Mapping[str, Any]) -> Any:
+    return settings.get("rope_type") or settings.get("type")
 
 
 class Rope:

@@ -8,7 +8,7 @@ from torch import Tensor
 from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
-from helexa.neuron.models.settings import Settings
+from helexa.neuron.models.settings import NEUTRAL, Settings
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.processes import heartbeat
 
@@ -46,8 +46,7 @@ class Decoder:
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        # A checkpoint reader that supports the checkpoint's quantization removes `quantization_config`.
-        self.settings.require(quantization_config=(None,), **self.supported)
+        self.settings.require(**{**NEUTRAL, **self.supported})
         self.loader = loader
         self.prepare()
         self._layers = loader.stage.layers(self.settings.layers)

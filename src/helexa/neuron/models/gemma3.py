@@ -34,9 +34,6 @@ class Gemma3(Llama):
     }
     supported: ClassVar = {
         "hidden_activation": (None, "gelu_pytorch_tanh"),
-        "attn_logit_softcapping": (None,),
-        "final_logit_softcapping": (None,),
-        "use_bidirectional_attention": (None, False),
     }
     types = ("full_attention", "sliding_attention")
     half = False

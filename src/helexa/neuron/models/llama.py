@@ -1,16 +1,21 @@
 """Llama, the base class of all other architectures in this package (reference: transformers `modeling_llama`)."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.attention import Attention
 from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.mixer import Mixer
 from helexa.neuron.layers.mlp import GatedMlp
 from helexa.neuron.layers.rope import Rope, rope_settings
 from helexa.neuron.models.decoder import Decoder
+
+_ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)
+_MLP_BIAS = re.compile(r"model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.bias", re.ASCII)
 
 
 class Llama(Decoder):
@@ -39,6 +44,20 @@ class Llama(Decoder):
         layer_types = settings.layer_types(self.types)
         self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
+        self._require_stated_biases("attention_bias", _ATTENTION_BIAS)
+        self._require_stated_biases("mlp_bias", _MLP_BIAS)
+
+    def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
+        """Check that the checkpoint has biases if and only if `setting` is true. A missing setting allows both."""
+        stated = self.settings.config.get(setting)
+        if stated is None:
+            return
+        bias = next((name for name in self.loader.checkpoint.names() if names.fullmatch(name)), None)
+        if bool(stated) != (bias is not None):
+            found = f"the model has the tensor {bias}" if bias else "the model has no tensors of these biases"
+            raise ModelFileError(
+                f"config: '{setting}' is {stated!r}, but {found}: the configuration or the file is wrong"
+            )
 
     def layer_type(self, index: int) -> str:
         """Return the type of layer `index`: full attention in Llama, and other types in subclasses.

@@ -7,6 +7,32 @@ from helexa.core.errors import ModelFileError
 
 _LARGEST = 1 << 24
 
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),  # a checkpoint reader that supports the quantization removes the setting
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None, 0),
+    "attn_temperature_tuning": (None, False),
+    "clip_qkv": (None,),
+    "embedding_multiplier": (None, 1),
+    "final_logit_softcapping": (None, 0),
+    "first_k_dense_replace": (None, 0),
+    "is_causal": (None, True),
+    "logit_scale": (None, 1),
+    "logits_scaling": (None, 1),
+    "n_group": (None, 1),
+    "residual_multiplier": (None, 1),
+    "routed_scaling_factor": (None, 1),
+    "scale_emb": (None, 1),
+    "scoring_func": (None, "softmax"),
+    "topk_group": (None, 1),
+    "use_bidirectional_attention": (None, False),
+    "use_parallel_residual": (None, False),
+}
+"""Values that do not change the computation, of settings that no architecture here implements.
+
+Some models have these settings without any tensor that would show their use. None stands for a missing setting.
+"""
+
 
 class Settings:
     """The configuration of a model. The constructor checks the settings that all architectures have.

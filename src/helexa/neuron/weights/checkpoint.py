@@ -33,7 +33,15 @@ class Checkpoint(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def names(self) -> list[str]:
-        """Return the names of all tensors in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`)."""
+        """Return the names of all tensors in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`).
+
+        Tensors that have no Hugging Face name keep their names in the files. No layer reads them, so that loading the
+        model reports them. Tensors of other modalities and of multi-token prediction are not returned.
+        """
+        ...
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of tensor `name` in the files."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:

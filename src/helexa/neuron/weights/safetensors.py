@@ -32,7 +32,7 @@ class SafetensorsCheckpoint:
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
-        names = text_tensor_names(tensors)
+        self._stored_names = names = text_tensor_names(tensors)
         skipped = tensors.keys() - names.values()
         if skipped:
             _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
@@ -49,6 +49,10 @@ class SafetensorsCheckpoint:
     def names(self) -> list[str]:
         """Return the names of the text model's tensors, in file order."""
         return list(self._tensors)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of tensor `name` in the files."""
+        return self._stored_names.get(name, name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of tensor `name`."""

@@ -10,9 +10,11 @@ from helexa.core.errors import ModelFileError
 _TEXT = re.compile(
     r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
 )
-_HEAD = "lm_head."
 _DRAFTING = "mtp."  # multi-token prediction layers; text-only models may have these layers, too
-_OTHER_MODALITIES = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio))\.")
+_OTHER_MODALITIES = re.compile(
+    r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio)|connector|mlp1)\."
+    r"|(?:model\.)?image_newline"
+)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,11 +45,9 @@ def text_tensor_names(names: Iterable[str]) -> dict[str, str]:
     Raises:
         ModelFileError: two tensors map to the same name.
     """
-    names = list(names)
-    prefixed = any(_TEXT.fullmatch(name) for name in names)
     stored_names: dict[str, str] = {}
     for name in names:
-        plain = _plain_name(name, prefixed)
+        plain = _plain_name(name)
         if plain in stored_names:
             raise ModelFileError(f"tensors {stored_names[plain]} and {name} are the same in the text model")
         if plain is not None:
@@ -64,16 +64,12 @@ def summarize_names(names: Iterable[str]) -> str:
     return ", ".join(f"{module} ({count})" for module, count in modules.most_common(5))
 
 
-def _plain_name(name: str, prefixed: bool) -> str | None:
-    """Return the name of tensor `name` in a text-only model, or None if the tensor is not part of the text model.
+def _plain_name(name: str) -> str | None:
+    """Return the name of tensor `name` in a text-only model, or None if the tensor is known to be no part of it.
 
-    Args:
-        name: name of the tensor in the checkpoint.
-        prefixed: whether the names of the text model's tensors have a `language_model` prefix in this checkpoint.
+    An unknown tensor keeps its name, so that loading the model reports the tensor as unread.
     """
     match = _TEXT.fullmatch(name)
     if match:
         return match["head"] or f"model.{match['rest']}"
-    if prefixed:
-        return name if name.startswith(_HEAD) else None
     return None if name.startswith(_DRAFTING) or _OTHER_MODALITIES.match(name) else name

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from helexa.neuron.engine.loading.unread_tensors import require_all_read
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.layers.loader import Loader, own_part, require_shape
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
@@ -65,10 +66,12 @@ def estimate_memory(
     """Return the memory that a model needs with the kernels `ops`, without reading its weights.
 
     Raises:
-        ModelFileError: the model cannot be built. Loading it would raise the same error.
+        ModelFileError: the model cannot be built, or does not read all tensors of the checkpoint.
     """
     sizes = WeightSizes(checkpoint, ops, policy, stage)
     model = architecture(config, sizes)
+    kind = str(checkpoint.config.get("model_type"))
+    require_all_read(checkpoint, sizes.read, stage, model.settings.layers, kind)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
     return MemoryEstimate(
@@ -108,11 +111,13 @@ class WeightSizes(Loader):
         allocated: bytes that loading would have allocated and not freed so far.
         peak: maximum memory during loading so far, including temporary arrays.
         widest: largest number of input and output values per row of a matrix product so far, without the output head.
+        read: names of the tensors that loading would have read so far.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy, stage: Stage) -> None:
         super().__init__(checkpoint, ops, lambda done: None, policy=policy, stage=stage)
         self.allocated = self.peak = self.widest = 0
+        self.read: set[str] = set()
         self._quantization = policy
         self._embedding: Embedding | None = None
 
@@ -128,7 +133,9 @@ class WeightSizes(Loader):
 
         `read` is not called, so no weights are read.
         """
-        weight = self.checkpoint.on_meta(key.partition("#")[0], own_part(shape, ranges, columns))
+        name = key.partition("#")[0]
+        self.read.add(name)
+        weight = self.checkpoint.on_meta(name, own_part(shape, ranges, columns))
         transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
@@ -140,6 +147,7 @@ class WeightSizes(Loader):
 
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
         """Count the bytes of a tensor that kernels use unchanged. Return a placeholder that needs almost no memory."""
+        self.read.add(name)
         require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(own_part(shape, ranges))
         self._take(ones.nbytes)

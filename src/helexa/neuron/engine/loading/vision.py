@@ -8,6 +8,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.memory_estimate import WeightSizes
+from helexa.neuron.engine.loading.unread_tensors import require_all_read
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.stage import WHOLE_MODEL
 from helexa.neuron.models.decoder import Decoder
@@ -82,6 +83,8 @@ class VisionPart:
         """Return the memory of the vision tower, without reading its weights."""
         sizes = WeightSizes(self._checkpoint, self._ops, self._policy, WHOLE_MODEL)
         tower = self._architecture(self._checkpoint.config, sizes)
+        kind = self._checkpoint.config["model_type"]
+        require_all_read(self._checkpoint, sizes.read, WHOLE_MODEL, tower.settings.layers, f"vision tower of {kind}")
         processor = image_processor(self._checkpoint.config, self._checkpoint.preprocessor)
         layout = image_layout(processor, _LARGE_SIDE, _LARGE_SIDE, self._options.max_image_tokens)
         values = 3 * sizes.widest + 6 * tower.settings.hidden + 2 * tower.patch_values

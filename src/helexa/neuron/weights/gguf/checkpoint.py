@@ -18,7 +18,7 @@ from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf.header import GgufTensor
 from helexa.neuron.weights.gguf.layout import GgufLayout
-from helexa.neuron.weights.gguf.names import hugging_face_name
+from helexa.neuron.weights.gguf.names import hugging_face_name, layer_of
 from helexa.neuron.weights.part import WHOLE, Part, block_numbers
 
 _log = logging.getLogger("helexa.neuron.weights")
@@ -61,6 +61,10 @@ class GgufCheckpoint:
     def names(self) -> list[str]:
         """Return the Hugging Face names of the tensors, in the order of the file."""
         return list(self._tensors)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of tensor `name` in the file."""
+        return self._find(name).name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of tensor `name` in Hugging Face's layout."""
@@ -124,20 +128,24 @@ class GgufCheckpoint:
 
     def _translate_names(self) -> dict[str, GgufTensor]:
         architecture, layers = self._file.architecture, self.config["num_hidden_layers"]
+        drafting = range(layers, layers + self.config.get("num_nextn_predict_layers", 0))
         tensors: dict[str, GgufTensor] = {}
         skipped: list[str] = []
         for name, tensor in self._file.tensors.items():
-            translated = hugging_face_name(architecture, name, layers)
-            if translated is not None:
-                tensors[translated] = tensor
-            elif not name.endswith((".scale", ".input_scale")):  # scales of NVFP4 weights
+            if layer_of(name) in drafting:
                 skipped.append(name)
+            elif not self._is_scale(name):
+                # A tensor without a Hugging Face name keeps its name, so that loading the model reports it as unread.
+                tensors[hugging_face_name(architecture, name, layers) or name] = tensor
         if skipped:
             names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
-            _log.info(
-                "%s: skipped %d tensors without a Hugging Face name: %s", self._file.path.name, len(skipped), names
-            )
+            _log.info("%s: skipped %d tensors of multi-token prediction: %s", self._file.path.name, len(skipped), names)
         return tensors
+
+    def _is_scale(self, name: str) -> bool:
+        """Return whether the tensor `name` has the scales of another tensor (NVFP4). `.input_scale` is not needed."""
+        stem, _, kind = name.rpartition(".")
+        return kind in ("scale", "input_scale") and f"{stem}.weight" in self._file.tensors
 
     def _require_supported(self) -> None:
         for tensor in self._tensors.values():

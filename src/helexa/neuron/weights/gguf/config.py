@@ -3,12 +3,15 @@
 This module does not import torch. The meaning of each key follows llama.cpp's converters (`conversion/`).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.metadata import Metadata
+
+_ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias")
 
 _ConfigReader = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
 
@@ -33,7 +36,39 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     config = {"model_type": model_type, **_common(file, metadata)}
     for read in readers:
         config |= read(metadata, config)
+    metadata.require_neutral(_NEUTRAL)
     return config
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.value_scale": (0, 1),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1, 3),  # softmax over all experts, or over the selected experts in gpt-oss
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "moe_every_n_layers": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "use_parallel_residual": (False,),
+}
+"""Values that do not change the computation, of llama.cpp's keys that this module reads for no architecture or for some
+architectures only. In llama.cpp, 0 turns a scale off."""
 
 
 def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
@@ -50,10 +85,24 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         head_dim = metadata.integer("attention.key_length")
     if not head_dim:
         raise metadata.error("attention.head_count", "is larger than the hidden size")
+    for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
+        if metadata.integer(key, head_dim) != head_dim:
+            raise metadata.error(key, f"differs from {head_dim}, the width of a head, which is not supported")
+    if "attention.scale" in metadata and not math.isclose(
+        metadata.number("attention.scale"), head_dim**-0.5, rel_tol=1e-4
+    ):
+        raise metadata.error("attention.scale", f"differs from 1 / sqrt({head_dim}), which is not supported")
     embedding = tensors.get("token_embd.weight")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if embedding is not None and isinstance(tokens, list) and len(tokens) > embedding.shape[0]:
+        raise ModelFileError(
+            f"{file.path.name}: tokenizer.ggml.tokens lists {len(tokens)} tokens, but token_embd.weight has only "
+            f"{embedding.shape[0]} rows"
+        )
     config = {
         "hidden_size": hidden,
         "num_hidden_layers": blocks - predict_layers,
+        **({"num_nextn_predict_layers": predict_layers} if predict_layers else {}),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -61,7 +110,7 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         "max_position_embeddings": metadata.integer("context_length"),
         "vocab_size": metadata.integer("vocab_size") if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": any(name.endswith(".attn_q.bias") for name in tensors),
+        "attention_bias": any(name.endswith(_ATTENTION_BIASES) for name in tensors),
         "rope_parameters": _rope(metadata, head_dim),
     }
     for kind in ("bos", "eos"):
@@ -72,14 +121,20 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
 
 
 def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    dimensions = metadata.integer("rope.dimension_count", head_dim)
+    # The rows of llama's q and k are interleaved for a rotation of the whole head.
+    if dimensions > head_dim or (metadata.architecture == "llama" and dimensions != head_dim):
+        raise metadata.error("rope.dimension_count", f"is {dimensions}, but a head has {head_dim} numbers")
+    if metadata.integer("rope.dimension_count_swa", dimensions) != dimensions:
+        raise metadata.error("rope.dimension_count_swa", f"differs from rope.dimension_count, which is {dimensions}")
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": metadata.number("rope.freq_base", 10_000.0),
-        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / head_dim,
+        "partial_rotary_factor": dimensions / head_dim,
     }
     key = "rope.scaling.factor" if "rope.scaling.factor" in metadata else "rope.scale_linear"
     kind = metadata.text("rope.scaling.type", "linear" if key in metadata else "none")
-    if kind == "none":
+    if kind == "none" or (kind == "linear" and key not in metadata):
         return rope
     rope |= {"rope_type": kind, "factor": metadata.number(key)}
     if "rope.scaling.original_context_length" in metadata:
@@ -109,8 +164,6 @@ def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    if metadata.number("expert_weights_scale", 1.0) != 1:
-        raise metadata.error("expert_weights_scale", "scales what experts return, which is not supported")
     keys = {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -143,7 +196,7 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10_000.0)}
     window = _window(metadata)
-    keys = {
+    return {
         "hidden_activation": "gelu_pytorch_tanh",
         # The file does not contain this value. It differs only in the 27B model, the only model with 62 layers.
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim,
@@ -151,9 +204,6 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         "layer_types": _windowed(metadata, config, every=6) if window else ["full_attention"] * layers,
         **window,
     }
-    if "final_logit_softcapping" in metadata:
-        keys["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
-    return keys
 
 
 def _gpt_oss(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:

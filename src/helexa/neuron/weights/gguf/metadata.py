@@ -1,6 +1,7 @@
 """Typed access to the metadata of a GGUF model. This module does not import torch."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from helexa.core.errors import ModelFileError
@@ -26,6 +27,7 @@ class Metadata:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self.architecture = file.architecture
+        self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self._file.metadata
@@ -78,6 +80,19 @@ class Metadata:
             raise self.error(key, f"is not a list of a boolean for each of {layers} layers")
         return [bool(flag) for flag in value[:layers]]
 
+    def require_neutral(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+        """Check the values of keys that change the computation of a model but are not implemented.
+
+        Args:
+            neutral: for each key, the values that do not change the computation. Keys that another method has read are
+                not checked.
+        """
+        for key, values in neutral.items():
+            value = self._file.metadata.get(f"{self.architecture}.{key}", values[0])
+            if key not in self._read and value not in values:
+                shown = value if isinstance(value, bool | int | float) else "not a number"
+                raise self.error(key, f"is {shown}, which is not supported for this architecture")
+
     def token(self, kind: str) -> int | None:
         """Return the id of the `bos` or `eos` token, or None if the file does not specify it.
 
@@ -94,6 +109,7 @@ class Metadata:
         return ModelFileError(f"{self._file.path.name}: key {self.architecture}.{key} {problem}")
 
     def _value(self, key: str, default: Any) -> Any:
+        self._read.add(key)
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
             raise self.error(key, "is missing")

@@ -10,8 +10,10 @@ _GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
     "rope_freqs.weight": "rope_freqs.weight",
 }
+_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}  # as in llama.cpp
 _ATTENTION = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -66,6 +68,15 @@ _LAYER: dict[str, Mapping[str, str]] = {
 _NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>\w+)(?P<kind>\.weight|\.bias)?", re.ASCII)
 
 
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.", re.ASCII)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the index of the layer that the GGUF tensor `name` belongs to, or None if it belongs to no layer."""
+    match = _BLOCK.match(name)
+    return None if match is None else int(match[1])
+
+
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
     """Return the Hugging Face name of the GGUF tensor `name`, or None if the tensor has no Hugging Face name.
 
@@ -78,12 +89,11 @@ def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
     Args:
         architecture: an architecture that `gguf_config` supports.
         name: name of the tensor in the GGUF file.
-        layers: number of layers of the model. Tensors of later layers belong to multi-token prediction and have no
-            Hugging Face name.
+        layers: number of layers of the model. Tensors of later layers have no Hugging Face name.
     """
     match = _NAME.fullmatch(name)
     if match is None or int(match["layer"]) >= layers:
-        return _GLOBAL.get(name)
+        return _GLOBAL.get(name) if name != _HEAD_BIAS or architecture in _WITH_HEAD_BIAS else None
     names, stem, kind = _LAYER[architecture], match["stem"], match["kind"] or ""
     module = names.get(stem + kind)
     if module is None and stem in names and kind:

@@ -62,6 +62,10 @@ class VisionCheckpoint:
         """Return the names of the tensors of the vision part."""
         return list(self._tensors)
 
+    def stored_name(self, name: str) -> str:
+        """Return `name`: the names of a vision part are reported without the prefix of the files."""
+        return name
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of tensor `name`."""
         return self._find(name).shape
