@@ -13,6 +13,7 @@ from helexa.neuron.vision.image_error import ImageError, PixelMemoryError
 from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_index
 
 if TYPE_CHECKING:
+    from helexa.neuron.vision.model_vision import ModelVision
     from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
 
 MAX_IMAGES = 128
@@ -20,6 +21,7 @@ MAX_IMAGES = 128
 
 _BASE64 = ";base64"
 _RETRY_AFTER_SECONDS = 2
+_PARALLEL_IMAGES = 2  # the number of image workers; more would delay the images of other requests
 
 
 class PromptImages(NamedTuple):
@@ -57,7 +59,7 @@ class Prompt(NamedTuple):
 
 
 async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -> "list[SharedImage]":
-    """Decode the images of a conversation, and return their pixels.
+    """Decode the images of a conversation, two at a time, and return their pixels in the order of the images.
 
     Raises:
         ApiError: 400: the model reads text only, or an image cannot be used. 503: the images of all requests need too
@@ -76,17 +78,41 @@ async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -
         raise vision_unsupported(model.id)
     if len(parts) > MAX_IMAGES:
         raise invalid_image(f"the request has {len(parts)} images, and the limit is {MAX_IMAGES}", "messages")
-    images: list[SharedImage] = []
-    for part, field in parts:
-        url, detail = _source(part, field)
-        data = await asyncio.to_thread(_decoded, url, field)
-        try:
-            images.append(await model.vision.prepare(data, detail))
-        except PixelMemoryError as error:
-            raise overloaded(str(error), _RETRY_AFTER_SECONDS) from error
-        except ImageError as error:
-            raise invalid_image(f"'{field}': {error}", field) from error
-    return images
+    vision, remaining = model.vision, iter(enumerate(parts))
+    images: dict[int, SharedImage] = {}
+    errors: dict[int, ApiError] = {}
+
+    async def prepare_remaining() -> None:
+        for index, (part, field) in remaining:
+            try:
+                images[index] = await _prepared(vision, part, field)
+            except ApiError as error:
+                errors[index] = error
+            if errors:
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_PARALLEL_IMAGES):
+            tasks.create_task(prepare_remaining())
+    if errors:
+        raise errors[min(errors)]
+    return [images[index] for index in range(len(parts))]
+
+
+async def _prepared(vision: "ModelVision", part: Mapping[str, Any], field: str) -> "SharedImage":
+    """Decode the image of one image part.
+
+    Raises:
+        ApiError: see `prepared_images`.
+    """
+    url, detail = _source(part, field)
+    data = await asyncio.to_thread(_decoded, url, field)
+    try:
+        return await vision.prepare(data, detail)
+    except PixelMemoryError as error:
+        raise overloaded(str(error), _RETRY_AFTER_SECONDS) from error
+    except ImageError as error:
+        raise invalid_image(f"'{field}': {error}", field) from error
 
 
 def rendered_prompt(
