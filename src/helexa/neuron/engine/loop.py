@@ -94,7 +94,8 @@ class Engine:
             return False
         try:
             outputs += self._steps.advance()
-            scheduler.check_idle()
+            if self._steps.idle:
+                scheduler.check_idle()
         except Exception as error:
             _log.exception("this engine process ends")
             self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))

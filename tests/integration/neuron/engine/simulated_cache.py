@@ -1,4 +1,4 @@
-"""A simulated KV cache: it records the tokens that each slot was computed from, and replaces a model."""
+"""A simulated KV cache: it records the tokens and images that each slot was computed from, and replaces a model."""
 
 from collections.abc import Callable
 from copy import copy
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_output import StepOutput
+
+Contents = tuple[str, list[int], bytes]
+"""The salt, the tokens and the images from which a KV slot or a recurrent state was computed."""
 
 
 class SimulatedCache:
@@ -16,8 +20,8 @@ class SimulatedCache:
     def __init__(self, scheduler: Scheduler, next_token: Callable[[list[int]], int] = lambda tokens: 9) -> None:
         self.scheduler = scheduler
         self.next_token = next_token
-        self._slots: dict[tuple[int, int], tuple[str, list[int]]] = {}
-        self._states: dict[int, tuple[str, list[int]]] = {}  # salt and tokens of the recurrent state, by state slot
+        self._slots: dict[tuple[int, int], Contents] = {}
+        self._states: dict[int, Contents] = {}
 
     def launch(self, plan: Plan, after: "SimulatedStep | None" = None) -> "SimulatedStep":
         """Run a plan whose unknown tokens come from the step `after`; return a step that is read later."""
@@ -34,14 +38,15 @@ class SimulatedCache:
             for position in range(sequence.computed, len(tokens)):
                 page = sequence.pages[position // size]
                 written.append(page)
-                self._slots[page, position % size] = (sequence.request.salt, tokens[: position + 1])
+                self._slots[page, position % size] = self._contents(sequence, tokens[: position + 1])
         for page in set(written):
             assert sum(page in sequence.pages for sequence in self.scheduler.running) == 1, "a shared page was written"
         for entry in plan:
             sequence, tokens = entry.sequence, _tokens(entry)
             for position in range(len(tokens)):
                 slot = (sequence.pages[position // size], position % size)
-                assert self._slots[slot] == (sequence.request.salt, tokens[: position + 1])
+                expected = self._contents(sequence, tokens[: position + 1])
+                assert self._slots[slot] == expected, f"KV slot {slot} has {self._slots[slot]} instead of {expected}"
         return [
             self.next_token(entry.sequence.tokens + list(entry.drafts[:accepted]))
             for entry in plan
@@ -61,11 +66,17 @@ class SimulatedCache:
             sequence, slot = entry.sequence, entry.sequence.slot
             assert slot is not None
             if sequence.computed:
-                assert self._states[slot] == (sequence.request.salt, sequence.tokens[: sequence.computed])
-            self._states[slot] = (sequence.request.salt, sequence.tokens[: sequence.computed + entry.count])
+                expected = self._contents(sequence, sequence.tokens[: sequence.computed])
+                assert self._states[slot] == expected, f"the state is that of {self._states[slot]}, not of {expected}"
+            self._states[slot] = self._contents(sequence, sequence.tokens[: sequence.computed + entry.count])
         for entry in plan:
             if entry.save is not None and entry.sequence.slot is not None:
                 self._states[entry.save] = self._states[entry.sequence.slot]
+
+    def _contents(self, sequence: Sequence, tokens: list[int]) -> Contents:
+        """Return the contents of the KV slot, or of the state, that follows the leading `tokens` of a sequence."""
+        salt = sequence.request.salt if self.scheduler.options.prefix_reuse == "principal" else ""
+        return salt, tokens, b"" if sequence.images is None else sequence.images.key(0, len(tokens))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from simulated_cache import SimulatedCache
+from simulated_images import image, image_request
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
@@ -36,6 +37,9 @@ class Simulation:
             turn=turn,
             salt=salt,
         )
+        return self.add_request(request)
+
+    def add_request(self, request: Generate) -> Sequence:
         self.added += 1
         sequence = Sequence(request)
         assert self.scheduler.add(sequence) is None
@@ -151,6 +155,59 @@ def test_random_traffic_reads_correct_states_and_leaks_none(seed: int, speculati
             simulation.scheduler.cancel(rng.choice(running).id)
     simulation.finish()
     assert simulation.scheduler.queues.cached_tokens > 0
-    slots = [simulation.states.take() for _ in range(4)]
-    assert sorted(slots) == [0, 1, 2, 3], "a state slot leaked"
-    assert len({simulation.states.reserve() for _ in range(5)} - {None}) == 5, "a snapshot slot leaked"
+    assert simulation.states.idle, "a state slot leaked"
+
+
+def wait_for_image_budget(simulation: Simulation) -> Sequence:
+    """Start a sequence from the snapshot of `token_range(8)`, in a step whose image tokens another sequence takes."""
+    simulation.add_request(image_request(simulation.added, [image(0, 6)], max_tokens=1))
+    sequence = simulation.add_request(image_request(simulation.added, [token_range(8), image(1, 6)]))
+    simulation.step()
+    assert sequence.computed == 8
+    assert sequence not in [entry.sequence for entry in simulation.plans[-1]], "the step had tokens of the sequence"
+    return sequence
+
+
+def test_snapshot_of_a_waiting_image_is_not_evicted() -> None:
+    simulation = Simulation(snapshots=1, max_step_tokens=8)
+    simulation.run(token_range(10), max_tokens=1)
+    sequence = wait_for_image_budget(simulation)
+    simulation.finish()
+    assert (sequence.cached, sequence.generated) == (8, 2)
+    assert simulation.states.idle
+
+
+def test_snapshot_of_a_waiting_image_outlives_its_replacement() -> None:
+    """The sequence that took the snapshot in its output replaces the snapshot at the end of the next page."""
+    simulation = Simulation(snapshots=3, max_step_tokens=9)
+    first = simulation.add(token_range(3), max_tokens=15)
+    while len(first.tokens) < 12:
+        simulation.step()
+    for number in range(2):
+        simulation.add_request(image_request(simulation.added, [image(number, 6)], max_tokens=1))
+    waiting = simulation.add_request(image_request(simulation.added, [first.tokens[:8], image(2, 6)]))
+    for _ in range(2):  # the first sequence ends its third page, then the second image takes a snapshot
+        simulation.step()
+        assert waiting.computed == 8
+        assert waiting not in [entry.sequence for entry in simulation.plans[-1]]
+    simulation.finish()
+    assert waiting.generated == 2
+    assert simulation.states.idle
+
+
+@pytest.mark.parametrize("end", ["cancel", "preempt", "fail_all"])
+def test_end_of_a_waiting_sequence_unpins_its_snapshot(end: str) -> None:
+    simulation = Simulation(snapshots=1, max_step_tokens=8)
+    simulation.run(token_range(10), max_tokens=1)
+    sequence = wait_for_image_budget(simulation)
+    if end == "cancel":
+        simulation.scheduler.cancel(sequence.id)
+    elif end == "preempt":
+        simulation.scheduler.queues.preempt(sequence)
+        simulation.scheduler.cancel(sequence.id)
+    else:
+        simulation.scheduler.fail_all("the device failed")
+    simulation.finish()
+    assert simulation.states.idle
+    simulation.run(token_range(10, 300), max_tokens=1)
+    assert simulation.run(token_range(10, 300), max_tokens=1).cached == 8, "the slot takes a new snapshot"

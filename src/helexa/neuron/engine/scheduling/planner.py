@@ -332,7 +332,7 @@ class Planner:
         return images.chunk_end(computed, computed + count) - computed
 
     def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...], drafter: Drafter | None) -> PlanEntry:
-        restore, sequence.restore = sequence.restore, None
+        restore = self._memory.take_restore(sequence)
         save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 

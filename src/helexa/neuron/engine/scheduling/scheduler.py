@@ -206,5 +206,10 @@ class Scheduler:
         return outputs
 
     def check_idle(self) -> None:
-        """Assert that all pages are free if the scheduler has no sequences."""
-        assert not self.idle or self.pages.free == self.pages.total, "pages leaked"
+        """Assert that all pages and state slots are free if the scheduler has no sequences.
+
+        The caller must not call this method while a step is in flight.
+        """
+        if self.idle:
+            assert self.pages.free == self.pages.total, "pages leaked"
+            assert self.states is None or self.states.idle, "state slots leaked"

@@ -41,7 +41,8 @@ class Sequence:
         fresh: number of tokens that the last step added to `tokens`. If at most these tokens are not computed, the
             sequence counts as decoding.
         slot: state slot of a running sequence; None if the model has no recurrent layers.
-        restore: slot of the snapshot that the next step copies to `slot`; None if there is nothing to copy.
+        restore: pinned slot of the snapshot that the sequence's next step copies to `slot`; None if there is nothing to
+            copy.
         stepped: number of the last step in which the sequence decoded.
         follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
         read_tokens, read_seconds: see `Timing`.

@@ -47,8 +47,7 @@ class Memory:
             self._extend_chain(sequence, len(pages) + 1)
             pages += self._pages.match(sequence.chain[-1:])
         if self._states is not None:
-            count, sequence.restore = self._states.longest(sequence.chain[1 : len(pages) + 1])
-            return pages[:count]
+            return pages[: self._states.longest(sequence.chain[1 : len(pages) + 1])]
         return pages
 
     def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
@@ -90,7 +89,7 @@ class Memory:
             matched += 1
         sequence.matched = matched
         if self._states is not None:
-            return self._states.longest(chain[1 : matched + 1])[0]
+            return self._states.longest(chain[1 : matched + 1])
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
@@ -118,12 +117,28 @@ class Memory:
         return needed - held <= room
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Give a starting sequence its cached pages `prefix`, and a state slot if the model has recurrent layers."""
+        """Give a starting sequence its cached pages `prefix`, and a state slot if the model has recurrent layers.
+
+        The snapshot at the end of `prefix` is pinned until `take_restore` or `release`.
+        """
         if self._states is not None:
             sequence.slot = self._states.take()
+            if prefix:
+                sequence.restore = self._states.pin(sequence.chain[len(prefix)])
         self._pages.share(prefix)
         sequence.pages = prefix
         sequence.computed = len(prefix) * self._pages.page_size
+
+    def take_restore(self, sequence: Sequence) -> int | None:
+        """Return the slot of the snapshot that the next step copies for `sequence`, and unpin the slot.
+
+        Return None if there is nothing to copy. The caller must add the copy to the plan of the next step. Steps run in
+        order, and a step copies before it saves snapshots, so the slot may be reserved again for this or a later step.
+        """
+        slot, sequence.restore = sequence.restore, None
+        if self._states is not None and slot is not None:
+            self._states.unpin(slot)
+        return slot
 
     def grow(self, sequence: Sequence, count: int) -> bool:
         """Allocate pages for the next `count` tokens of `sequence`. Return False if too few pages are free."""
@@ -148,8 +163,8 @@ class Memory:
         self._pages.give_back(sequence.pages)
         sequence.pages = []
         sequence.computed = sequence.fresh = 0
-        sequence.restore = None
         sequence.encoded = None
+        self.take_restore(sequence)
         if self._states is not None and sequence.slot is not None:
             self._states.give_back(sequence.slot)
             sequence.slot = None
