@@ -30,6 +30,7 @@ class SimulatedRunner(SimulatedCache):
         self.device: torch.device | None = None
         self.buckets: list[Bucket] = []
         self.encoder = None
+        self.counts_kernels = False
         self.ahead = 0
         self.entries = 0
         self.cleared: list[int] = []
