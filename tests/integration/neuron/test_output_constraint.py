@@ -138,6 +138,23 @@ async def test_strict_tools_constrain_optional_calls() -> None:
     assert (await engine_request({"tools": [TOOL]})).grammar == ""
 
 
+@pytest.mark.parametrize(
+    "keywords", [{"uniqueItems": True}, {"not": {"const": []}}, {"if": {"minItems": 1}, "then": {}}]
+)
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "draw"}}])
+async def test_forced_call_is_400_if_the_schema_cannot_be_enforced(keywords: dict[str, Any], tool_choice: Any) -> None:
+    schema = {"type": "object", "properties": {"sizes": {"type": "array", **keywords}}}
+    tool = {"type": "function", "function": {"name": "draw", "parameters": schema}}
+    async with serve(answer("x"), AGENT_TEMPLATE) as node:
+        status, code, message = await node.error(PATH, {**CHAT, "tools": [tool], "tool_choice": tool_choice})
+        assert (status, code) == (400, "invalid_schema")
+        assert "tool 0 at /properties/sizes" in message and "'strict': false" in message
+    tool["function"]["strict"] = False  # type: ignore[index]
+    assert (await engine_request({"tools": [tool], "tool_choice": tool_choice})).grammar
+    del tool["function"]["strict"]  # type: ignore[attr-defined]
+    assert (await engine_request({"tools": [tool]})).grammar == ""
+
+
 async def test_forced_call_is_returned_as_a_tool_call() -> None:
     async with serve(answer(DRAW), AGENT_TEMPLATE) as node:
         _, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "tool_choice": NAMED})

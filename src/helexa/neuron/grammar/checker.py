@@ -20,6 +20,8 @@ _MAX_ERROR = 300
 _MAX_POINTER = 200
 _LINE_BYTES = 1 << 20
 _BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # exit codes after a stack overflow or failed allocation
+_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
+_WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
 _SECONDS = 30.0  # wall-clock limit, on a machine with other work
 
 
@@ -121,5 +123,9 @@ class GrammarChecker:
 def _error(result: CompileResult, param: str) -> ApiError:
     place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
     error = " ".join(result.error.split())[:_MAX_ERROR]
+    if error.startswith(_OVERLAPPING):
+        error = "several schemas of 'oneOf' may accept the same value; use 'anyOf'"
+    if result.error.startswith((_OVERLAPPING, _UNSUPPORTED)) and param in _WITH_STRICT:
+        error += "; with 'strict': false, the server ignores what it cannot enforce"
     code = "invalid_schema" if result.rule else "invalid_grammar"
     return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.grammar.schema import type_names
+from helexa.neuron.grammar.schema import rewritten, type_names
 
 LARGEST = 10**18
 """Largest absolute value of a number whose schema has no bounds; near the largest bound that llguidance supports."""
@@ -16,8 +16,6 @@ _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"
 _NUMERIC = frozenset({"integer", "number"})
 # Additional bounds may contradict these keywords.
 _ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
 
 
 def bounded(schema: Any) -> Any:
@@ -26,21 +24,14 @@ def bounded(schema: Any) -> Any:
     If a number has no lower or no upper bound, the bound -`LARGEST` or `LARGEST` is added. If the number of decimal
     places is not limited, the limit is 10 (`DECIMALS`).
     """
-    if isinstance(schema, list):
-        return [bounded(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result = dict(schema)
-    for key in _BY_NAME:
-        if isinstance(subschemas := schema.get(key), Mapping):
-            result[key] = {name: bounded(subschema) for name, subschema in subschemas.items()}
-    for key in _SCHEMAS:
-        if key in schema:
-            result[key] = bounded(schema[key])
+    return rewritten(schema, _with_bounds)
+
+
+def _with_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     numeric = _NUMERIC & type_names(schema)
     if not numeric or schema.keys() & _ELSEWHERE:
-        return result
-    return result | _bounds(schema, integer="number" not in numeric)
+        return schema
+    return schema | _bounds(schema, integer="number" not in numeric)
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from helexa.neuron.grammar.digits import bounded
+from helexa.neuron.grammar.schema import without_ineffective
 
 TokenId = Callable[[str], int | None]
 """Type of functions that return the token id of a string, or None if the string is not a single token."""
@@ -66,7 +67,8 @@ class Rules:
         without_draft = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )
-        return self._add_nested({"name": name, "json_schema": bounded(without_draft) | {"x-guidance": options}})
+        supported = bounded(without_ineffective(without_draft))
+        return self._add_nested({"name": name, "json_schema": supported | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
         """Add the complete Lark grammar `text` under `name`, and return a Lark expression that refers to it."""

@@ -1,6 +1,6 @@
 """Checks JSON Schemas from requests before llguidance compiles them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from helexa.core.errors import ApiError
@@ -8,6 +8,10 @@ from helexa.neuron.parsers.schema_types import DEFINITIONS
 
 MAX_DEPTH = 100
 _MAX_STEPS = 150
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
+# llguidance's names. JSON Schema says: implementations ignore formats that they do not know.
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
@@ -30,6 +34,41 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
             return schema
         level = [item for value in level for item in _inside(value)]
     raise ApiError(400, "invalid_schema", f"{label} is nested too deeply")
+
+
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a copy of the JSON Schema `schema`, with the result of `change` in the place of each subschema.
+
+    `change` gets a subschema whose own subschemas are already changed. Subschemas of `not` and `if` are not changed.
+    """
+    if isinstance(schema, list):
+        return [rewritten(item, change) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result = dict(schema)
+    for key in _BY_NAME:
+        if isinstance(subschemas := schema.get(key), Mapping):
+            result[key] = {name: rewritten(subschema, change) for name, subschema in subschemas.items()}
+    for key in _SCHEMAS:
+        if key in schema:
+            result[key] = rewritten(schema[key], change)
+    return change(result)
+
+
+def without_ineffective(schema: Any) -> Any:
+    """Return a copy of the JSON Schema `schema` without keywords that have no effect but that llguidance rejects.
+
+    These keywords are unknown formats and `"uniqueItems": false`.
+    """
+    return rewritten(schema, _without_ineffective)
+
+
+def _without_ineffective(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(name := schema.get("format"), str) and name not in _FORMATS:
+        del schema["format"]
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+    return schema
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:

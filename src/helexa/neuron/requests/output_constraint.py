@@ -67,7 +67,8 @@ async def chat_constraint(
     Raises:
         ApiError: status 400: the requested structure is not supported, or the model has no tool-call format.
     """
-    strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+    # The schema of a forced call is enforced, unless the client declines this.
+    strict = frozenset(tool["function"]["name"] for tool in tools if _is_strict(tool["function"], chat.must_call))
     schemas = schemas_of(tools)
     if chat.shape is None and not (tools and (chat.must_call or strict)):
         return _after_closed_reasoning(model, chat, schemas)
@@ -85,6 +86,12 @@ async def chat_constraint(
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
     """Return the JSON Schema of the arguments of each tool, by tool name. `tools` are in the OpenAI format."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+
+
+def _is_strict(function: Mapping[str, Any], forced: bool) -> bool:
+    """Return whether the whole schema of a tool is enforced, or only the keywords that llguidance supports."""
+    strict = function.get("strict")
+    return forced if strict is None else bool(strict)
 
 
 def _shape_grammar(shape: AnswerShape) -> str:

@@ -52,6 +52,32 @@ async def test_schema_error_names_its_location(checker: GrammarChecker, schema: 
     assert str(error).startswith(f"response_format: schema{' at ' if pointer else ''}{pointer}: ")
 
 
+async def test_error_of_overlapping_schemas_names_an_option_of_the_client(checker: GrammarChecker):
+    either = [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "string"}}}]
+    grammar = for_schema({"oneOf": either})
+    for param, option in (
+        ("response_format", "'strict': false"),
+        ("tool_choice", "'strict': false"),
+        ("guided_json", ""),
+    ):
+        with pytest.raises(ApiError) as caught:
+            await checker.compile_check(grammar, param)
+        message = str(caught.value)
+        assert "'anyOf'" in message and option in message
+        assert "coerce" not in message and ("strict" in message) == bool(option)
+
+
+@pytest.mark.parametrize("name", ["credit-card", "double", "idn-email", "binary", "x" * 100])
+async def test_unknown_formats_are_ignored(checker: GrammarChecker, name: str):
+    schema = {"properties": {"format": {"format": name}, "a": {"anyOf": [{"type": "string", "format": name}]}}}
+    await checker.compile_check(for_schema(schema), "response_format")
+    await checker.compile_check(for_schema({"$defs": {"x": schema}, "items": {"$ref": "#/$defs/x"}}), "guided_json")
+
+
+async def test_keywords_without_effect_are_accepted(checker: GrammarChecker):
+    await checker.compile_check(for_schema({"type": "array", "uniqueItems": False}), "response_format")
+
+
 async def test_tool_error_names_its_location(checker: GrammarChecker):
     tools = {"a": {}, "b": {"properties": {"x": {"contains": {}}}}}
     error = await rejection(checker, for_tools("hermes", tools, "required", True, strict=["a", "b"]))
