@@ -25,25 +25,28 @@ class RepeatedCalls:
         self.repeated = False
         self._earlier: set[tuple[str, str]] = set()
         self._name = ""
-        self._arguments = ""
+        self._arguments: list[str] = []
+        self._length = 0  # of the arguments
+        self._candidates: list[str] = []  # arguments of earlier calls of the same tool that begin like this call's
         self._withheld: list[CallEvent] = []
 
     def push(self, event: CallEvent) -> Sequence[CallEvent]:
         """Add the next event of a tool call. Return the events to report now; none if they are withheld."""
         if isinstance(event, ToolCallStart):
-            self._name, self._arguments = event.name, ""
-            may_repeat = bool(self._earlier)
+            self._name, self._arguments, self._length = event.name, [], 0
+            self._candidates = [arguments for name, arguments in self._earlier if name == event.name]
         else:
-            self._arguments += event.arguments
-            may_repeat = bool(self._withheld)
+            self._candidates = [text for text in self._candidates if text.startswith(event.arguments, self._length)]
+            self._arguments.append(event.arguments)
+            self._length += len(event.arguments)
         self._withheld.append(event)
-        return [] if may_repeat and self._may_repeat() else self.release()
+        return [] if self._candidates else self.release()
 
     def end(self) -> Sequence[CallEvent]:
         """Complete the current call, if there is one. Return its withheld events, or none if it is a repetition."""
         if not self._name:
             return []
-        call = (self._name, self._arguments)
+        call = (self._name, "".join(self._arguments))
         self._name = ""
         self.repeated = call in self._earlier
         self._earlier.add(call)
@@ -53,6 +56,3 @@ class RepeatedCalls:
         """Return the withheld events of the current call and remove them from this object."""
         events, self._withheld = self._withheld, []
         return events
-
-    def _may_repeat(self) -> bool:
-        return any(name == self._name and text.startswith(self._arguments) for name, text in self._earlier)

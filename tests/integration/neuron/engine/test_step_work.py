@@ -155,6 +155,25 @@ def test_long_cached_prompts_are_found_within_some_steps(monkeypatch: pytest.Mon
     assert not all(sequence.generated for sequence in plain)
 
 
+def test_search_for_a_snapshot_reads_as_many_page_hashes_as_there_are_snapshots() -> None:
+    class CountingChain(list[bytes]):
+        read = 0
+
+        def __getitem__(self, index: object) -> object:  # type: ignore[override]
+            items = super().__getitem__(index)  # type: ignore[index]
+            self.read += len(items) if isinstance(items, list) else 1
+            return items
+
+    chain = CountingChain(str(number).encode() for number in range(10_000))
+    states = StatePool(1, 3)
+    for length in (5, 7, 9000):
+        slot = states.reserve()
+        assert slot is not None
+        states.register(slot, str(length).encode(), length)
+    assert [states.longest(chain, pages) for pages in (4, 5, 8, 8999, 9999)] == [0, 5, 7, 7, 9000]
+    assert chain.read < 40
+
+
 def test_number_of_comparisons_is_not_quadratic_in_the_running_sequences() -> None:
     scheduler = scheduler_with(10_000, max_sequences=128, max_step_tokens=2048)
     sequences = [add(scheduler, number, prompt_of(number, 8), ComparedSequence) for number in range(128)]

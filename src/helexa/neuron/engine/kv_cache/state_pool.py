@@ -24,6 +24,7 @@ class StatePool:
         self._live = list(range(live - 1, -1, -1))
         self._empty = list(range(live + snapshots - 1, live - 1, -1))
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
+        self._lengths: dict[bytes, int] = {}  # hash -> number of pages up to the snapshot
         self._pins: Counter[int] = Counter()
         self._forgotten: set[int] = set()  # pinned slots whose snapshot has no hash any more
 
@@ -50,17 +51,20 @@ class StatePool:
         assert slot not in self._live, "a state slot was given back twice"
         self._live.append(slot)
 
-    def longest(self, hashes: list[bytes]) -> int:
+    def longest(self, chain: list[bytes], pages: int) -> int:
         """Return the number of pages in the longest prefix of a prompt that has a snapshot at its end; 0 if none has.
 
+        The search compares the snapshots, because a prompt may have many more pages than there are snapshots.
+
         Args:
-            hashes: hashes of the prompt's leading pages.
+            chain: hash chain of the prompt (see `page_hash`).
+            pages: maximum length of the prefix.
         """
-        for count in range(len(hashes), 0, -1):
-            if hashes[count - 1] in self._snapshots:
-                self._snapshots.move_to_end(hashes[count - 1])
-                return count
-        return 0
+        lengths = self._lengths.items()
+        longest = max((length for key, length in lengths if length <= pages and chain[length] == key), default=0)
+        if longest:
+            self._snapshots.move_to_end(chain[longest])
+        return longest
 
     def pin(self, page_hash: bytes) -> int:
         """Pin the slot of the snapshot for the page with the hash `page_hash`, which must exist. Return the slot.
@@ -96,28 +100,36 @@ class StatePool:
         if self._empty:
             return self._empty.pop()
         unused = next((page_hash for page_hash, slot in self._snapshots.items() if slot not in self._pins), None)
-        return None if unused is None else self._snapshots.pop(unused)
+        if unused is None:
+            return None
+        del self._lengths[unused]
+        return self._snapshots.pop(unused)
 
     def unreserve(self, slot: int) -> None:
         """Release a slot that `reserve` returned, because the step that should fill it was not computed."""
         self._empty.append(slot)
 
-    def register(self, slot: int, page_hash: bytes) -> None:
+    def register(self, slot: int, page_hash: bytes, pages: int) -> None:
         """Record that the reserved `slot` now contains the snapshot for the page with the hash `page_hash`.
 
         If the pool already has a snapshot for this hash, `slot` is released instead.
+
+        Args:
+            pages: number of pages of the sequence up to the end of this page.
         """
         if page_hash in self._snapshots:
             self._empty.append(slot)
             self._snapshots.move_to_end(page_hash)
         else:
             self._snapshots[page_hash] = slot
+            self._lengths[page_hash] = pages
 
     def forget(self, page_hash: bytes) -> None:
         """Drop the snapshot for the page with the hash `page_hash`, if there is one."""
         slot = self._snapshots.pop(page_hash, None)
         if slot is None:
             return
+        del self._lengths[page_hash]
         if slot in self._pins:
             self._forgotten.add(slot)
         else:

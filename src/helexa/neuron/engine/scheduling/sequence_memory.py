@@ -15,7 +15,7 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
-_MAX_NEW_MATCHES = 2048  # about a millisecond per step, most of it for page hashes
+_MAX_NEW_MATCHES = 1024  # takes about a millisecond per step, most of it for page hashes
 
 
 class Memory:
@@ -47,7 +47,7 @@ class Memory:
             self._extend_chain(sequence, len(pages) + 1)
             pages += self._pages.match(sequence.chain[-1:])
         if self._states is not None:
-            return pages[: self._states.longest(sequence.chain[1 : len(pages) + 1])]
+            return pages[: self._states.longest(sequence.chain, len(pages))]
         return pages
 
     def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
@@ -89,7 +89,7 @@ class Memory:
             matched += 1
         sequence.matched = matched
         if self._states is not None:
-            return self._states.longest(chain[1 : matched + 1])
+            return self._states.longest(chain, matched)
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
@@ -221,7 +221,7 @@ class Memory:
         count = (sequence.computed + entry.count) // size
         self._extend_chain(sequence, count)
         page = sequence.chain[count]
-        self._states.register(entry.save, page)
+        self._states.register(entry.save, page, count)
         if entry.decoding:
             if sequence.follower is not None:
                 self._states.forget(sequence.follower)
