@@ -34,12 +34,16 @@ class PromptCounted(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log-probability of one token, and the most likely tokens (`top`) at the token's position."""
+    """Log-probability of one token, and the most likely tokens (`top`) at the token's position.
+
+    `offset` is the number of characters of the answer's text before the character that the token begins or continues.
+    """
 
     token: str
     bytes: bytes
     logprob: float
     top: tuple[Alternative, ...] = ()
+    offset: int = 0
 
 
 class PromptScores(msgspec.Struct, frozen=True):

@@ -228,7 +228,7 @@ async def test_completion_logprobs_are_of_each_token() -> None:
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
     assert logprobs["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
-    assert logprobs["text_offset"] == [0, 1, 2, 3, 4]
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and logprobs["top_logprobs"][3] == {" ": -0.5}
     pieces = [c["logprobs"] for event in data[:-2] for c in json.loads(event)["choices"] if c["logprobs"]]
     assert {name: [one for token in pieces for one in token[name]] for name in logprobs} == logprobs

@@ -45,7 +45,7 @@ async def test_lm_eval_request_gets_the_logprob_of_every_token() -> None:
     assert logprobs["tokens"] == ["a", "b", "<|im_start|>", "<|im_end|>"]
     assert logprobs["token_logprobs"] == [None, -1.0, -8.0, -9.0]
     assert logprobs["top_logprobs"] == [None, {"b": -1.0, "z": -0.5}, {"<|im_start|>": -8.0}, {"<|im_end|>": -9.0}]
-    assert logprobs["text_offset"] == [0, 1, 2, 14]
+    assert logprobs["text_offset"] == [0, 1, 2, 2]  # control tokens have no text
 
 
 async def test_stream_has_the_same_logprobs() -> None:

@@ -104,6 +104,8 @@ class AnswerReader:
         self._closing_limit = closing_limit
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
+        control_ids = {text.tokenizer.control_id(stop): stop for stop in stops}
+        self._stop_tokens = {token: stop for token, stop in control_ids.items() if token is not None}
         self._parallel = form is None or form.parallel
         self._parser = (
             None
@@ -160,19 +162,24 @@ class AnswerReader:
             raise ValueError("the engine returned too few log-probabilities")
         for index, token in enumerate(tokens):
             if self._logprobs is not None:
-                self._logprobs.add(token, output.logprobs[index])
+                self._logprobs.add(token, output.logprobs[index], last=token in self._stop_tokens)
             self._read(token)
             if self.stopped or self.overthought:
                 self.tokens -= len(output.tokens) - index - 1
+                if token in self._stop_tokens:
+                    self._report_rest()
                 return self._shown()
         if output.finish is not None:
             self._end(cut=output.finish == "length")
-            if self._reports_all and self._logprobs is not None:
-                if ending is not None:
-                    self._logprobs.add(ending, output.logprobs[-1])
-                if remaining := self._logprobs.take_all():
-                    self._show(TextDelta("", remaining))
+            if ending is not None and self._reports_all and self._logprobs is not None:
+                self._logprobs.add(ending, output.logprobs[-1], last=True)
+            self._report_rest()
         return self._shown()
+
+    def _report_rest(self) -> None:
+        """Report the log-probabilities of tokens without text at the end of the answer, if the request asks for all."""
+        if self._reports_all and self._logprobs is not None and (remaining := self._logprobs.take_all()):
+            self._show(TextDelta("", remaining))
 
     def _score(self, output: TokenOutput) -> None:
         """Collect the log-probabilities of the prompt's tokens. Report them as one event when all have arrived."""
@@ -199,6 +206,12 @@ class AnswerReader:
         return events if len(events) < 2 else _joined(events)
 
     def _read(self, token: int) -> None:
+        if token in self._stop_tokens and not self._is_outside_text:
+            # Control tokens have no text in which a stop string could be found.
+            self._end(cut=False)
+            if not self.stopped:
+                self.stopped, self._stops.matched = True, self._stop_tokens[token]
+            return
         text = self._detokenizer.push((token,))
         if self._parser is None:
             self._add_text(text)
@@ -213,6 +226,11 @@ class AnswerReader:
             self.written.append(token)
             beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
             self.overthought = beyond and len(self.written) < self._closing_limit
+
+    @property
+    def _is_outside_text(self) -> bool:
+        """Whether the model generates reasoning or a tool call, in which stop strings do not end the answer."""
+        return self._parser is not None and (self._parser.in_reasoning or self._parser.call_is_open)
 
     def _end(self, *, cut: bool) -> None:
         remaining_text = self._detokenizer.flush()

@@ -2,6 +2,7 @@
 
 from helexa.neuron.engine.ipc.messages import Logprob
 from helexa.neuron.events import TokenLogprob
+from helexa.neuron.text.tokenizers.text_offsets import TextOffsets
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 
@@ -17,21 +18,29 @@ class TokenLogprobs:
         self._tokenizer = tokenizer
         self._complete = complete
         self._waiting: list[TokenLogprob] = []
+        self._offsets = TextOffsets()
 
-    def add(self, token: int, logprob: Logprob) -> None:
-        """Add the log-probability of the next generated token to the buffer."""
-        self._waiting.append(self.with_text(token, logprob))
+    def add(self, token: int, logprob: Logprob, *, last: bool = False) -> None:
+        """Add the log-probability of the next generated token to the buffer.
 
-    def with_text(self, token: int, logprob: Logprob) -> TokenLogprob:
+        Args:
+            last: whether the token ends the answer, so that an incomplete character before it has become U+FFFD.
+        """
+        if last:
+            self._offsets.end_text()
+        self._waiting.append(self.with_text(token, logprob, self._offsets.push(self._tokenizer.token_bytes(token))))
+
+    def with_text(self, token: int, logprob: Logprob, offset: int = 0) -> TokenLogprob:
         """Return the text, the bytes and the log-probability of `token`, and the most likely tokens at its position.
 
         Args:
             token: the token id.
             logprob: log-probability of the token, and those of the most likely token ids at its position.
+            offset: position of the token in the text.
         """
         chosen, likeliest = logprob
         top = tuple((*self._spelled(alternative), value) for alternative, value in likeliest)
-        return TokenLogprob(*self._spelled(token), chosen, top)
+        return TokenLogprob(*self._spelled(token), chosen, top, offset)
 
     def take_all(self) -> tuple[TokenLogprob, ...]:
         """Return all buffered log-probabilities and clear the buffer."""

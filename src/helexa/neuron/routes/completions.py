@@ -11,7 +11,7 @@ from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import completion_constraint
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
-from helexa.neuron.routes.projectors.completion_projector import CompletionProjector
+from helexa.neuron.routes.projectors.completion_projector import CompletionProjector, Echo
 from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.usage import reports_usage
 
@@ -42,11 +42,16 @@ def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[i
     return [encode(prompt, add_special=True) if isinstance(prompt, str) else prompt for prompt in completion.prompt]
 
 
-def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
-    """Return the text of each answer's prompt, which the response repeats before the answer (request option `echo`)."""
-    decode = model.text.tokenizer.decode
-    texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in completion.prompt]
-    return [text for text in texts for _ in range(completion.n or 1)]
+def _echo(model: ServedModel, completion: CompletionRequest) -> list[Echo]:
+    """Return each answer's prompt, which the response repeats before the answer (request option `echo`)."""
+    tokenizer = model.text.tokenizer
+    echoes = [
+        Echo(prompt, tokenizer.offsets(prompt))
+        if isinstance(prompt, str)
+        else Echo(tokenizer.decode(prompt), tokenizer.decoded_offsets(prompt))
+        for prompt in completion.prompt
+    ]
+    return [echo for echo in echoes for _ in range(completion.n or 1)]
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

@@ -183,7 +183,7 @@ def with_keys(metadata: dict[str, Any], **keys: Any) -> dict[str, Any]:
 def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     keys = {"eot_token_id": 3, "eom_token_id": 4, "fim_pad_token_id": 5, "add_bos_token": True}
     tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, **keys))
-    assert tokenizer.eos_ids == {3, 4, 257, 259}
+    assert tokenizer.eos_ids == {3, 4, 5, 257, 259}
     assert tokenizer.encode("he", add_special=True) == [257, 256]
     tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, eos_token_id=259, add_eos_token=True))
     assert tokenizer.encode("he", add_special=True) == [256, 259]
@@ -196,7 +196,14 @@ def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
         (["<|end|>", "<|user|>"], ["<|end|>"]),
         (["<|end|>", "<|return|>", "<|call|>", "<|channel|>"], ["<|return|>", "<|call|>"]),
         (["<end_of_turn>", "<start_of_turn>"], ["<end_of_turn>"]),
-        (["<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"], ["<|endoftext|>"]),
+        (
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|vision_pad|>"],
+            ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+        ),
+        (["<|fim_prefix|>", "<|file_separator|>", "<start_of_turn>"], ["<|fim_prefix|>", "<|file_separator|>"]),
+        (["<fim_prefix>", "<file_sep>", "<issue_start>"], ["<fim_prefix>", "<file_sep>"]),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜User｜>"], ["<｜fim▁begin｜>", "<｜fim▁hole｜>"]),
+        (["▁<PRE>", "▁<EOT>"], ["▁<PRE>", "▁<EOT>"]),
     ],
 )
 @pytest.mark.parametrize("kind", [3, 4])

@@ -20,7 +20,8 @@ def test_real_directory_encodes_like_the_library(deepseek_v4):
         ids = library.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids, skip_special=False) == text
-    assert tokenizer.eos_ids == {tokenizer.token_id("<｜end▁of▁sentence｜>")}
+    ends = ("<｜end▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")
+    assert tokenizer.eos_ids == {tokenizer.token_id(end) for end in ends}
 
 
 def test_smollm2_encodes_like_transformers(reference_smollm2, smollm2):
@@ -42,7 +43,7 @@ def test_smollm2_splits_digits(smollm2):
 
 def test_smollm2_special_tokens(smollm2):
     assert smollm2.vocab_size == 49152
-    assert (smollm2.bos_id, smollm2.eos_id, smollm2.eos_ids) == (1, 2, {0, 2})
+    assert (smollm2.bos_id, smollm2.eos_id, smollm2.eos_ids) == (1, 2, {0, *range(2, 8)})  # 3 to 7: infilling
     assert smollm2.encode("x", add_special=True) == smollm2.encode("x")
 
 

@@ -1,7 +1,7 @@
 """Convert the output events of a run to OpenAI's format for `/v1/completions`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -11,13 +11,26 @@ from helexa.neuron.events import Finished, OutputEvent, PromptScores, Started, T
 from helexa.neuron.routes.projectors.projector import OpenAIProjector
 
 
+class Echo(NamedTuple):
+    """A prompt that the response repeats before an answer.
+
+    Attributes:
+        text: text of the prompt.
+        offsets: index in `text` of the character that each token of the prompt begins or continues. Only used if the
+            response has the log-probabilities of the prompt's tokens.
+    """
+
+    text: str
+    offsets: Sequence[int]
+
+
 class CompletionProjector(OpenAIProjector):
     """Converts the output events of a run to a text completion, either as one body or as stream chunks.
 
     Args:
         model: id of the model.
         choices: number of answers.
-        echo: prompt text to repeat before each answer, by index of the answer; empty to repeat no prompts.
+        echo: prompt to repeat before each answer, by index of the answer; empty to repeat no prompts.
         scored: whether to report the log-probabilities of the prompt's tokens before those of the answer's tokens.
         include_usage: whether the last chunk of a stream contains the token counts (`usage`) and no choices.
         null_usage: whether all other chunks have `"usage": null`.
@@ -30,17 +43,17 @@ class CompletionProjector(OpenAIProjector):
         model: str,
         *,
         choices: int = 1,
-        echo: Sequence[str] = (),
+        echo: Sequence[Echo] = (),
         scored: bool = False,
         include_usage: bool = False,
         null_usage: bool = False,
     ) -> None:
         super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
-        self._echo = echo or [""] * choices
+        self._echo = [prompt.text for prompt in echo] or [""] * choices
+        self._prompt_offsets = [prompt.offsets for prompt in echo]
         self._scored = scored
         # by answer: whether the next reported token is the first token of the prompt
         self._first_unscored = [scored] * choices
-        self._characters = [0] * choices  # by answer: number of characters of the reported tokens
         self._arrays = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
@@ -80,7 +93,9 @@ class CompletionProjector(OpenAIProjector):
         return {**self._completion(list(choices)), "usage": usage}
 
     def _add(self, choice: int, tokens: Sequence[TokenLogprob], arrays: CompletionLogprobs) -> None:
-        for token in tokens:
+        of_prompt = self._first_unscored[choice]
+        offsets = self._prompt_offsets[choice] if of_prompt else [len(self._echo[choice]) + t.offset for t in tokens]
+        for token, offset in zip(tokens, offsets, strict=True):
             arrays["tokens"].append(token.token)
             if self._first_unscored[choice]:
                 self._first_unscored[choice] = False
@@ -93,8 +108,7 @@ class CompletionProjector(OpenAIProjector):
                 top = {token.token: token.logprob, **dict(alike)}
                 arrays["token_logprobs"].append(token.logprob)
                 arrays["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
-            arrays["text_offset"].append(self._characters[choice])
-            self._characters[choice] += len(token.token)
+            arrays["text_offset"].append(offset)
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)

@@ -16,6 +16,7 @@ from helexa.neuron.text.tokenizers.wordpiece import wordpiece_backend
 _log = logging.getLogger("helexa.neuron.text")
 
 _MODELS = ("bert", "gemma4", "gpt2", "llama")
+_END_KINDS = ("eos", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 
 
 class GgufTokenizer:
@@ -26,7 +27,7 @@ class GgufTokenizer:
             User-defined tokens are added tokens.
         bos_id: id of the beginning-of-sequence token, or None if the file has none.
         eos_id: id of the end-of-sequence token, or None if the file has none.
-        end_ids: ids of all tokens in the file that end a sequence, a turn or a message.
+        end_ids: ids of all tokens in the file that end a sequence, a turn, a message or an infill.
         add_bos: whether a prompt begins with `bos_id`.
         add_eos: whether a prompt ends with `eos_id`.
 
@@ -51,7 +52,7 @@ class GgufTokenizer:
         self.backend.add_tokens(vocabulary.added_tokens())
         self.bos_id = vocabulary.token_id("bos")
         self.eos_id = vocabulary.token_id("eos")
-        ends = (vocabulary.token_id(kind) for kind in ("eos", "eot", "eom"))
+        ends = (vocabulary.token_id(kind) for kind in _END_KINDS)
         self.end_ids = frozenset(end for end in ends if end is not None)
         self.add_bos = vocabulary.flag("add_bos_token", add_bos)
         self.add_eos = vocabulary.flag("add_eos_token", False)

@@ -11,6 +11,7 @@ from helexa.neuron.text.json_file import read_object
 from helexa.neuron.text.tokenizers.backend_errors import backend_errors
 from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
 from helexa.neuron.text.tokenizers.space_prefix import remove_space_prefix
+from helexa.neuron.text.tokenizers.text_offsets import TextOffsets
 from helexa.neuron.text.tokenizers.token_bytes import token_spellers
 from helexa.neuron.text.tokenizers.tokenizer_json import read_tokenizer_json
 
@@ -19,6 +20,18 @@ _END_TOKENS = {
     *("<eos>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"),
     *("<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]"),
     *("<|return|>", "<|call|>", "<|end|>"),
+}
+# Tokens of infilling prompts (fill in the middle). They never belong to the text that fills a gap. A model that
+# generates one of them has filled the gap and continues with another file or example.
+_INFILLING_TOKENS = {
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>"),  # Qwen
+    *("<|file_sep|>", "<|file_separator|>"),  # Qwen, CodeGemma
+    *("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<repo_name>"),  # StarCoder, Granite
+    *("<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>", "<file_sep>", "<filename>", "<gh_stars>"),
+    *("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    *("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),  # Code Llama
+    *("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),  # Codestral
+    *("<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"),  # GLM
 }
 # In vocabularies with `<|return|>`, `<|end|>` ends a message but not the turn.
 _END_OF_MESSAGE = "<|end|>"
@@ -53,7 +66,9 @@ class Tokenizer:
         self.eos_id = eos_id
         self.add_bos = add_bos and bos_id is not None
         self.add_eos = add_eos and eos_id is not None
-        names = _END_TOKENS - ({_END_OF_MESSAGE} if self.token_id("<|return|>") is not None else set())
+        names = _END_TOKENS | _INFILLING_TOKENS
+        if self.token_id("<|return|>") is not None:
+            names = names - {_END_OF_MESSAGE}
         known_ends = (token_id for token_id, token in self._added.items() if token.content in names)
         self.eos_ids: frozenset[int] = frozenset([*end_ids, *known_ends, *([] if eos_id is None else [eos_id])])
 
@@ -119,18 +134,31 @@ class Tokenizer:
         Raises:
             ModelFileError: the `tokenizers` library fails, which happens only with invalid tokenization rules.
         """
-        backend = self._variant(parse_special, continues)
-        with backend_errors("the tokenizer fails on this text"):
-            try:
-                ids = backend.encode(text, add_special_tokens=False).ids
-            except TypeError:  # the library's error for lone surrogates
-                replaced = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-                ids = backend.encode(replaced, add_special_tokens=False).ids
+        ids = _encoded(self._variant(parse_special, continues), text).ids
         if not add_special:
             return ids
         first = [self.bos_id] if self.add_bos and self.bos_id is not None else []
         last = [self.eos_id] if self.add_eos and self.eos_id is not None else []
         return [*first, *ids, *last]
+
+    def offsets(self, text: str) -> list[int]:
+        """Return for each token of `encode(text, add_special=True)` the index in `text` of the token's first character.
+
+        A token that continues a character has the index of this character.
+        """
+        offsets, end = [0] if self.add_bos else [], 0
+        for start, stop in _encoded(self._backend, text).offsets:
+            offsets.append(min(start, end))  # some tokenizers leave out the spaces at the beginning of a token
+            end = max(end, stop)
+        return [*offsets, *([len(text)] if self.add_eos else [])]
+
+    def decoded_offsets(self, ids: Iterable[int]) -> list[int]:
+        """Return for each token the index in `decode(ids)` of the character that the token begins or continues.
+
+        A control token, which has no text, has the index of the next character.
+        """
+        offsets = TextOffsets()
+        return [offsets.push(self.token_bytes(token_id)) for token_id in ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of the tokens `ids`.
@@ -169,6 +197,12 @@ class Tokenizer:
         added = self._added.get(token_id)  # the library would return the normalized text of the token
         return self._backend.id_to_token(token_id) if added is None else added.content
 
+    def control_id(self, text: str) -> int | None:
+        """Return the id of the control token whose text is exactly `text`, or None if no control token matches."""
+        token_id = self._backend.token_to_id(text)
+        added = None if token_id is None else self._added.get(token_id)
+        return token_id if added is not None and added.special else None
+
     def added_text(self, token_id: int) -> str:
         """Return the text of an added token, such as a control token. Return "" for other tokens."""
         added = self._added.get(token_id)
@@ -191,6 +225,15 @@ class Tokenizer:
             variant.encode_special_tokens = not parse_special
             self._variants[parse_special, continues] = variant
         return variant
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    with backend_errors("the tokenizer fails on this text"):
+        try:
+            return backend.encode(text, add_special_tokens=False)
+        except TypeError:  # the library's error for lone surrogates
+            replaced = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return backend.encode(replaced, add_special_tokens=False)
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
