@@ -29,6 +29,10 @@ SUBTRACT: dict[str, Any] = {**ADD, "name": "subtract"}
 CALL = ("add", {"a": 1, "b": 2})
 CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": }}\n</tool_call>'
+# invalid escapes, quotation marks without a backslash, doubled braces, a literal of Python, and a trailing comma
+WRONG_JSON = '{{"name": "add", "arguments": {{"a": 1.0, "b": "2", "c": "C:\\Users "x"", "d": None,}}}}'
+WRONG = f"So:<tool_call>\n{WRONG_JSON}\n</tool_call>"
+WRONG_CALL = ("add", {"a": 1, "b": 2, "c": 'C:\\Users "x"', "d": None})
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
 
@@ -72,8 +76,18 @@ CASES = {
     ),
     "a tool's call whose arguments go wrong": Case(
         Request(say(f"So:{BROKEN}"), tools=(ADD,)),
-        Completion("So:}}\n</tool_call>", calls=[("add", None)], finish="stop"),
-        message=Completion('So:}}\n</tool_call>{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', finish="stop"),
+        Completion("So:", calls=[("add", None)], finish="stop"),
+        message=Completion('So:{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', finish="stop"),
+    ),
+    "a tool's call with mistakes": Case(
+        Request(say(WRONG), tools=(ADD,)), Completion("So:", calls=[WRONG_CALL], finish="tool_calls")
+    ),
+    "a tool's call at the end of unclosed thinking": Case(
+        Request(say(f"<think>\nhm\n{CALL_TEXT}"), thinking=True, tools=(ADD,)),
+        Completion(reasoning="hm", calls=[CALL], finish="tool_calls"),
+    ),
+    "a tool's call cut before its arguments": Case(
+        Request(say(f"So:{CALL_TEXT}"), tools=(ADD,), max_tokens=30), Completion("So:", finish="length")
     ),
     "a tool's call that ends in its arguments": Case(
         Request(say(f"So:{BROKEN[: BROKEN.index('}')]}"), tools=(ADD,)),
@@ -126,6 +140,11 @@ CASES = {
     "thinking, then a schema": Case(
         Request(say('<think>\nhm\n</think>\n\n{"age": 7}'), thinking=True, schema=AGE),
         Completion('{"age": 7}', reasoning="hm", finish="stop"),
+        in_grammar=("age",),
+    ),
+    "thinking, then a schema with markers in a string": Case(
+        Request(say(f'<think>\nhm\n</think>\n\n{{"age": "</think> {CALL_TEXT[:11]}"}}'), thinking=True, schema=AGE),
+        Completion('{"age": "</think> <tool_call>"}', reasoning="hm", finish="stop"),
         in_grammar=("age",),
     ),
     "thinking unasked": Case(Request(say("<think>hm</think>Yes.")), Completion("Yes.", reasoning="hm", finish="stop")),

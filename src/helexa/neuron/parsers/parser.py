@@ -27,7 +27,8 @@ class OutputParser:
     Three kinds of tool calls have no complete arguments:
 
     * A text that is not recognized as a tool call before its arguments begin is returned as text, with its markers.
-    * If the output is cut off before the arguments of a call begin, the beginning of the call is dropped.
+    * If the output ends before the arguments of a call begin, because of a limit or after another call, the beginning
+      of the call is dropped.
     * If the arguments end too early or cannot be repaired, the call stays incomplete, and the rest of the call is
       dropped. The client then has invalid JSON, so it cannot run the call.
 
@@ -221,9 +222,9 @@ class OutputParser:
             yield from source.until(self._resumes, lambda _: None)
             yield from source.marker(self._closers)
             source.give_back()
-        elif source.cut and source.ended and (tagged or self._output.named):
+        elif source.ended and (source.cut or self._output.calls) and (tagged or self._output.named):
             source.take(len(source.text))
-            source.give_back()  # the output was cut off before the arguments of the call
+            source.give_back()  # the output ended before the arguments of the call
         else:
             self._emit_text(source.give_back())
 

@@ -18,6 +18,7 @@ _UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
 _FENCE, _LANGUAGE = Markers(["```"]), Markers(["json", "tool_call", "xml"])
 _LIST, _LIST_END, _SEMICOLON = Markers(["["]), Markers(["]"]), Markers([";"])
+_QUOTED_OBJECT = Markers(['"{"'])  # an object in quotation marks, with quotation marks that were not escaped
 _MAX_BARE_KEY = 32
 
 
@@ -137,6 +138,13 @@ def read_call(
             if name is not None and (yield from source.peek()) == "{":
                 started, arguments = True, ""
                 yield from read_arguments(source, output, name, ends)
+            elif name is not None and (yield from source.upcoming(_QUOTED_OBJECT)):
+                source.take(source.at + 1)
+                started, arguments = True, ""
+                yield from read_arguments(source, output, name, ends)
+                yield from source.space()
+                yield from source.marker(_QUOTE)
+                output.repairs.add("arguments_as_string")
             else:
                 arguments = yield from read_json_text(source, ends=ends)
         elif key in _IGNORED or name is not None or arguments is not None:

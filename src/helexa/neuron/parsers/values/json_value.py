@@ -62,7 +62,6 @@ class JsonValue:
         self.done = False
         self.failed = False
         self.repairs: set[str] = set()
-        self._cut = False
         self._ends = ends
         self._bare_end = re.compile("|".join([_BARE_END, *map(re.escape, ends.strings)]))
         self._root = schema or {}
@@ -79,7 +78,7 @@ class JsonValue:
         self._out.clear()
         return text
 
-    def advance(self, text: str, at: int, ended: bool, *, cut: bool = False) -> int:
+    def advance(self, text: str, at: int, ended: bool) -> int:
         """Parse `text` from position `at`. Return the end of the parsed text.
 
         The caller must pass the remaining text again, together with the text that follows. The remaining text is
@@ -89,9 +88,7 @@ class JsonValue:
             text: the buffered text.
             at: position of the first character that was not parsed yet.
             ended: whether no more text follows.
-            cut: whether the output ended because of a limit. If False, the end of the output closes open brackets.
         """
-        self._cut = cut
         while not (self.done or self.failed):
             if self._string is not None:
                 step = self._in_string(self._string, text, at, ended)
@@ -125,7 +122,7 @@ class JsonValue:
         if at == len(text):
             if not ended:
                 return None
-            self._finish(complete=not self._cut and self._state == _AFTER_VALUE)
+            self.failed = True  # further values may be missing
             return at
         if (marker := self._ends.at(text, at, ended)) is None:
             return None
@@ -224,9 +221,9 @@ class JsonValue:
         end = self._end_of_bare(text, at)
         if end is None and not ended and len(text) - at <= MAX_BARE:
             return None
-        word = text[at:end].rstrip()  # up to the end of the output if `end` is None
-        value = None if end is None and self._cut else bare_value(word, self._schema())
-        if value is None or (end is None and value[1] == "bare_word"):  # the word may be incomplete
+        word = text[at:end].rstrip()
+        value = None if end is None and self._open else bare_value(word, self._schema())
+        if value is None:  # if the output ends in the word, the word may be incomplete
             self.failed = True
             return at
         json_text, repair = value
@@ -285,7 +282,7 @@ class JsonValue:
         return at + 1
 
     def _finish(self, *, complete: bool) -> None:
-        """End the value at the end of the output or before an end marker, and close the open brackets."""
+        """End the value before an end marker, and close the open brackets."""
         self.failed = not complete
         if complete:
             self._gap = ""
@@ -316,7 +313,7 @@ def read_json(
     """
     value = JsonValue(schema, ends)
     while True:
-        end = value.advance(source.text, source.at, source.ended, cut=source.cut)
+        end = value.advance(source.text, source.at, source.ended)
         if end > source.at:
             source.take(end)
         if text := value.take_output():

@@ -53,7 +53,7 @@ def ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_a
             return bool(_ITEM.match(text, after_comma)) or (None if _PART_OF_ITEM.match(text, after_comma) else False)
         return _is_key(text, after_comma, wait)
     # A key without a comma before it. A comma is missing more often than a quotation mark is followed by `word":`.
-    return not in_array and text[at] == '"' and _is_key(text, at, wait)
+    return not in_array and text[at] == '"' and _is_key(text, at, False if ended else None)
 
 
 def _is_key(text: str, at: int, wait: bool | None) -> bool | None:

@@ -1,0 +1,259 @@
+"""Random model outputs with tool calls in each tool-call format: valid calls, and calls with one mistake each."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
+
+Arguments = dict[str, object]
+
+_MARKERS = sorted({marker for known in TOOL_CALL_FORMATS.values() for marker in (*known.markers, *known.openers)})
+_PIECES = [
+    *(
+        "word ",
+        "é日😀",
+        '"',
+        "'",
+        "\\",
+        "\n",
+        "\t",
+        "```json\n",
+        "```",
+        "{",
+        "}}",
+        "[",
+        "]",
+        ",",
+        ":",
+        '", "a": "',
+        "'}",
+    ),
+    *(
+        "\\n",
+        "\\u00e9",
+        "C:\\Users\\me",
+        "^\\w+\\d$",
+        "<",
+        "</",
+        "</think>",
+        "<think>",
+        "x</parameter>y",
+        "\u2028",
+        "\x7f",
+    ),
+    *_MARKERS,
+    *("</tool_call>", "</tools>", "// no", "# no", "1e5", "null", "True", "$HOME", "%s", "\r\n", "\x01"),
+]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The text that a model generates, and the tool calls in this text.
+
+    Attributes:
+        mistake: name of the mistake in the text; "" for a valid call.
+        text: the text.
+        calls: name and arguments of each tool call.
+    """
+
+    mistake: str
+    text: str
+    calls: list[tuple[str, Arguments]]
+
+
+def outputs(format_name: str, random: Random, count: int) -> list[Output]:
+    """Return `count` outputs in the tool-call format `format_name`: each kind of mistake in turn, and valid calls."""
+    kinds = [lambda random: _valid(format_name, random), *_mistakes(format_name)]
+    return [kinds[number % len(kinds)](random) for number in range(count)]
+
+
+def _valid(format_name: str, random: Random) -> Output:
+    calls = [_call(format_name, random) for _ in range(random.choice((1, 1, 2, 3)))]
+    indent = random.choice((None, None, 2))
+    written = [(name, json.dumps(given, ensure_ascii=random.random() < 0.3, indent=indent)) for name, given in calls]
+    if format_name == "pythonic":
+        return Output("", _pythonic([_keywords(name, given) for name, given in calls]), calls)
+    if format_name == "qwen_xml":
+        return Output("", "\n".join(_xml(name, given) for name, given in calls), calls)
+    return Output("", _framed(format_name, written), calls)
+
+
+def _call(format_name: str, random: Random) -> tuple[str, Arguments]:
+    text = "".join(random.choice(_PIECES) for _ in range(random.randrange(9)))
+    if format_name == "qwen_xml":  # other closing tags end a value
+        text = text.replace("</tool_call>", "").replace("<function=", "").replace("<tool_call>", "").strip("\n")
+        return "write_file", {"path": f"a{random.randrange(99)}", "content": text, "lines": [random.randrange(9), None]}
+    content: Arguments = {"path": text, "content": text[::-1], "lines": [1.5, {text[:9]: [True, None, text]}, []]}
+    weather: Arguments = {"city": text, "days": random.randrange(99), "metric": random.random() < 0.5}
+    return random.choice([("write_file", content), ("get_weather", weather), ("ping", {})])
+
+
+def _framed(format_name: str, calls: list[tuple[str, str]]) -> str:
+    """Return the text of calls with the arguments in JSON."""
+    match format_name:
+        case "hermes" | "hermes_strict":
+            return "\n".join(f"<tool_call>\n{_object(*call)}\n</tool_call>" for call in calls)
+        case "untagged":
+            return "\n".join(_object(*call) for call in calls)
+        case "llama3_json":
+            return "<|python_tag|>" + "; ".join(_object(*call, "parameters") for call in calls)
+        case "mistral":
+            return f"[TOOL_CALLS][{', '.join(_object(*call) for call in calls)}]"
+        case "mistral_named":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
+        case "deepseek":
+            inner = "\n".join(
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{text}\n```<｜tool▁call▁end｜>"
+                for name, text in calls
+            )
+            return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+        case _:
+            return "".join(
+                f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
+                f"<|message|>{text}<|call|>"
+                for name, text in calls
+            )
+
+
+def _object(name: str, text: str, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {text}}}'
+
+
+def _pythonic(calls: list[str]) -> str:
+    return f"<|python_start|>[{', '.join(calls)}]<|python_end|>"
+
+
+def _keywords(name: str, arguments: Arguments) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _xml(name: str, arguments: Arguments) -> str:
+    written = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in written.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+Mistake = tuple[str, str, Arguments]
+"""Name of a mistake, the text of the arguments, and the intended arguments."""
+
+_PATHS = ["C:\\Users\\me", "D:\\Work\\notes\\today.txt", "\\\\w+\\s*", "^\\d{3}-\\w+$", "\\[x\\]", "\\.py\\Z"]
+_QUOTED = ['say "hi" to', 'a "b", c', '"x"-y', 'f("a", "b")', 'he said "no"', '<a href="x">']
+_WEATHER: Arguments = {"city": "Paris", "days": 5}
+
+
+def _wrong_json(random: Random) -> list[Mistake]:
+    """Return arguments of the tool `get_weather` in JSON, each with one mistake."""
+    path, quoted = random.choice(_PATHS[:2] + _PATHS[3:]), random.choice(_QUOTED)
+    return [
+        ("escape", f'{{"city": "{path}", "days": 5}}', {"city": path, "days": 5}),
+        ("escaped_apostrophe", '{"city": "it\\\'s", "days": 5}', {"city": "it's", "days": 5}),
+        ("trailing_comma", '{"city": "Paris", "days": 5,}', _WEATHER),
+        ("missing_comma", '{"city": "Paris" "days": 5}', _WEATHER),
+        (
+            "literals",
+            '{"city": "x", "metric": True, "a": None, "b": NaN}',
+            {"city": "x", "metric": True, "a": None, "b": None},
+        ),
+        ("quotes", f'{{"city": "{quoted}", "days": 5}}', {"city": quoted, "days": 5}),
+        ("last_quotes", f'{{"days": 5, "city": "{quoted}"}}', {"days": 5, "city": quoted}),
+        ("doubled_braces", '{{"city": "Paris", "days": 5}}', _WEATHER),
+        ("float", '{"city": "Paris", "days": 5.0}', _WEATHER),
+        ("quoted_number", '{"city": "Paris", "days": "5"}', _WEATHER),
+        ("single_quotes", "{'city': 'Paris', 'days': 5}", _WEATHER),
+        ("bare", "{city: Paris, days: 5}", _WEATHER),
+        ("control", '{"city": "a\n\tb\x01", "days": 5}', {"city": "a\n\tb\x01", "days": 5}),
+        ("triple_quotes", '{"city": """a "b"\n""", "days": 5}', {"city": 'a "b"\n', "days": 5}),
+        ("missing_bracket", '{"city": "x", "b": [1, {"c": 2}}', {"city": "x", "b": [1, {"c": 2}]}),
+        ("surplus_brace", '{"city": "Paris", "days": 5}}', _WEATHER),
+    ]
+
+
+def _mistakes(format_name: str) -> list[Callable[[Random], Output]]:
+    if format_name == "qwen_xml":
+        return [
+            lambda random, number=number: _wrong_xml(random)[number] for number in range(len(_wrong_xml(Random(0))))
+        ]
+    if format_name == "pythonic":
+        return [lambda _, wrong=wrong: wrong for wrong in _wrong_pythonic()]
+
+    def wrong_arguments(random: Random, number: int) -> Output:
+        mistake, text, arguments = _wrong_json(random)[number]
+        return Output(mistake, _framed(format_name, [("get_weather", text)]), [("get_weather", arguments)])
+
+    def wrong_call(random: Random, number: int) -> Output:
+        mistake, text, calls = _wrong_calls(format_name)[number]
+        return Output(mistake, text, [("get_weather", _WEATHER)] * calls)
+
+    return [
+        *(
+            lambda random, number=number: wrong_arguments(random, number)
+            for number in range(len(_wrong_json(Random(0))))
+        ),
+        *(lambda random, number=number: wrong_call(random, number) for number in range(len(_wrong_calls(format_name)))),
+    ]
+
+
+def _wrong_calls(format_name: str) -> list[tuple[str, str, int]]:
+    """Return mistakes outside of the arguments: name, text, and number of calls of `get_weather`."""
+    text = json.dumps(_WEATHER)
+    if format_name not in ("hermes", "hermes_strict"):
+        return []
+    call = _object("get_weather", text)
+    return [
+        ("fence", f"<tool_call>\n```json\n{call}\n```\n</tool_call>", 1),
+        ("list", f"<tool_call>\n[{call}, {call}]\n</tool_call>", 2),
+        ("two_objects", f"<tool_call>\n{call}\n{call}\n</tool_call>", 2),
+        ("doubled_call", f"<tool_call>\n{{{call}}}\n</tool_call>", 1),
+        ("tools_tag", f"<tools>\n{call}\n</tools>", 1),
+        ("string", f"<tool_call>\n{_object('get_weather', json.dumps(text))}\n</tool_call>", 1),
+        ("unescaped_string", f"<tool_call>\n{_object('get_weather', chr(34) + text + chr(34))}\n</tool_call>", 1),
+        ("unclosed_reasoning", f"<think>\nI call.\n<tool_call>\n{call}\n</tool_call>", 1),
+        ("no_end_tag", f"<tool_call>\n{call}", 1),
+        ("wrong_end_tag", f"<tool_call>\n{call}\n<tool_call>", 1),
+        ("two_tags", f"<tool_call>\n<tool_call>\n{call}\n</tool_call>\n</tool_call>", 1),
+        ("no_braces", f"<tool_call>\n{call[:-2]}\n</tool_call>", 1),
+    ]
+
+
+def _wrong_xml(random: Random) -> list[Output]:
+    inner = random.choice(
+        ["a</parameter>b", "x </parameter> y", "b </tool_call> z", "a </function> b", "b <parameter=q> c"]
+    )
+    weather = ("get_weather", _WEATHER)
+    parameters = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n5\n</parameter>\n"
+    head, tail = "<tool_call>\n<function=get_weather>\n", "</function>\n</tool_call>"
+    file: Arguments = {"path": "a", "content": inner, "lines": [1, 2]}
+    lines = _xml("write_file", file).replace("[1, 2]", "[1, 2,]")
+    return [
+        Output("tag_in_value", _xml("write_file", file), [("write_file", file)]),
+        Output("trailing_comma", lines, [("write_file", file)]),
+        Output("float", head + parameters.replace("5", "5.0") + tail, [weather]),
+        Output("no_function_end", head + parameters + "</tool_call>", [weather]),
+        Output("no_parameter_end", head + parameters.replace("</parameter>\n", "") + tail, [weather]),
+        Output("no_open_tag", head.removeprefix("<tool_call>\n") + parameters + tail, [weather]),
+        Output("json", f"<tool_call>\n{_object('get_weather', json.dumps(_WEATHER))}\n</tool_call>", [weather]),
+        Output("unclosed_reasoning", f"<think>\nHm.\n{head}{parameters}{tail}", [weather]),
+    ]
+
+
+def _wrong_pythonic() -> list[Output]:
+    def call(mistake: str, keywords: str, arguments: Arguments) -> Output:
+        return Output(mistake, _pythonic([f"get_weather({keywords})"]), [("get_weather", arguments)])
+
+    return [
+        call("quotes", 'city="say "hi" to", days=5', {"city": 'say "hi" to', "days": 5}),
+        call("literals", "city='x', metric=true, a=null, b=NaN", {"city": "x", "metric": True, "a": None, "b": None}),
+        call("float", "city='Paris', days=5.0", _WEATHER),
+        call("trailing_comma", "city='Paris', days=5,", _WEATHER),
+        call("bare", "city=Paris, days=5", _WEATHER),
+        call("escape", r"city='C:\Users\me', days=5", {"city": r"C:\Users\me", "days": 5}),
+        call("concatenation", "city='Pa' + 'ris', days=5", _WEATHER),
+        Output(
+            "no_bracket",
+            "<|python_start|>[get_weather(city='Paris', days=5)<|python_end|>",
+            [("get_weather", _WEATHER)],
+        ),
+        Output("comma_after_call", _pythonic(["get_weather(city='Paris', days=5),"]), [("get_weather", _WEATHER)]),
+    ]
