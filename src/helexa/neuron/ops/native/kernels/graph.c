@@ -154,10 +154,12 @@ static void add_delay(void) {
 }
 
 /* Increment the progress count. If two threads do so at the same time, one increment may be lost. */
-void add_progress(void) {
+static inline void count_progress(void) {
     int64_t count = atomic_load_explicit(progress, memory_order_relaxed);
     atomic_store_explicit(progress, count + 1, memory_order_relaxed);
 }
+
+void add_progress(void) { count_progress(); }
 
 TRACED void pool_play(int64_t self, int64_t thread_count) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
@@ -169,12 +171,12 @@ TRACED void pool_play(int64_t self, int64_t thread_count) {
             int64_t first = items * owner / thread_count, last = items * (owner + 1) / thread_count;
             while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
                 now->run(now->arguments, first + claimed);
-                if (self == 0) add_progress();
+                if (self == 0) count_progress();
             }
         }
         if (i == count - 1 && (watched || slept > SHORT)) add_delay();
         if (now->waits || i == count - 1) pool_meet(self, thread_count);
-        if (self == 0) add_progress(); /* even if the other threads took all items */
+        if (self == 0) count_progress(); /* even if the other threads took all items */
     }
 }
 
@@ -242,7 +244,7 @@ int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count < 1) return 0; /* no meeting would keep the other threads from reading the next graph as this one */
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */
         instructions->run(instructions->arguments, 0);
-        add_progress();
+        count_progress();
         return 0;
     }
     int64_t start = now_ns(), thread_count = active;
