@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.acp.failure import ToolError
+from helexa.acp.host.guarded_paths import is_guarded
 
 
 class OutOfBounds(ToolError):
@@ -21,7 +22,7 @@ class ResolvedPath:
         path: the same path for requests to the editor and for display. Symbolic links in the session's folder are not
             resolved, so the path begins as the editor wrote the folder.
         plans: whether the path is in the folder of the agent's plans, which the editor cannot access.
-        guarded: whether the path is in `.git`, where a written file can lead to code execution.
+        guarded: whether a file at the path may run code later, for example in `.git` (see `guarded_paths`).
     """
 
     real: Path
@@ -80,7 +81,7 @@ class Boundary:
         for root, folder in self._folders:
             if real.is_relative_to(root):
                 below = real.relative_to(root)
-                return ResolvedPath(real, folder / below, guarded=any(name.lower() == ".git" for name in below.parts))
+                return ResolvedPath(real, folder / below, guarded=is_guarded(below))
         allowed = ", ".join(str(folder) for folder in self.folders)
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 

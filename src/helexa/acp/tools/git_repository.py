@@ -52,7 +52,7 @@ def runs_no_program(folder: Path, boundary: Boundary) -> bool:
     """
     try:
         git = boundary.resolve(str(folder / ".git"))
-        if not git.guarded:  # a link to a folder in which the tools write without a question
+        if git.real.name != ".git":  # a link to a folder in which the tools may write without a question
             return False
         common = git.real if git.real.is_dir() else _common_directory(git.real)
         return (

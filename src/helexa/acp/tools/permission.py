@@ -83,8 +83,8 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
 def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
     """Return the scopes (sets of calls) that contain an edit of the file `target`.
 
-    The scopes are the edits in each parent folder and the edits of the file. For a file in `.git`, only the edits of
-    the file are returned.
+    The scopes are the edits in each parent folder and the edits of the file. For a file that may run code later (see
+    `guarded_paths`), only the edits of the file are returned.
     """
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded:

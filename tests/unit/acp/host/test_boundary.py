@@ -95,6 +95,28 @@ def test_home_folder_can_be_the_project(monkeypatch: pytest.MonkeyPatch, tree: P
     assert boundary.resolve("~a").path == tree / "project/~a"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".envrc", "sub/.envrc", ".VSCode/tasks.json", ".zed/tasks.json", ".idea/workspace.xml", ".husky/pre-commit"),
+        *(".githooks/pre-commit", ".mcp.json", ".cursor/mcp.json", ".claude/settings.json", ".gitmodules"),
+        *(".gitattributes", ".gitconfig", ".devcontainer/devcontainer.json", ".bashrc", ".zshenv", ".profile"),
+        *(".ssh/authorized_keys", ".github/workflows/ci.yml", ".github/actions/a/action.yml", ".gitlab-ci.yml"),
+        *(".pre-commit-config.yaml", ".npmrc", "sitecustomize.py", "a.pth", "a.code-workspace", ".vimrc"),
+        *(".config/helexa-acp/config.toml", ".local/share/helexa-acp/preferences.json", ".config/fish/config.fish"),
+    ],
+)
+def test_file_that_runs_code_later_is_guarded(tree: Path, path: str) -> None:
+    assert Boundary(tree).resolve(path).guarded
+
+
+@pytest.mark.parametrize(
+    "path", ["a.py", "src/login", ".gitignore", ".github/README.md", "deploy/systemd/a.service", "profile", "fish/a.py"]
+)
+def test_ordinary_file_is_not_guarded(tree: Path, path: str) -> None:
+    assert not Boundary(tree).resolve(path).guarded
+
+
 def test_git_folder_is_guarded(tree: Path) -> None:
     boundary = Boundary(tree / "project")
     assert boundary.resolve(".git/hooks/pre-commit").guarded
