@@ -5,6 +5,7 @@ later, when the user opens the folder, commits, or starts a shell. All names are
 systems ignore case.
 """
 
+from itertools import pairwise
 from pathlib import PurePath
 
 _FOLDERS = frozenset(
@@ -58,7 +59,7 @@ def is_guarded(path: PurePath) -> bool:
         return False
     return (
         not _FOLDERS.isdisjoint(parts)
-        or not _SUBFOLDERS.isdisjoint(zip(parts, parts[1:], strict=False))
+        or not _SUBFOLDERS.isdisjoint(pairwise(parts))
         or parts[-1] in _FILES
         or parts[-1].endswith(_SUFFIXES)
     )
