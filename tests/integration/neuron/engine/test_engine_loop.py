@@ -54,6 +54,7 @@ class Runner:
 
     device = torch.device("cpu")
     computes_alone = True
+    counts_kernels = False
     encoder = None
     buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
