@@ -1,0 +1,221 @@
+"""Random requests and random schedules on a real runner: each sequence must have the output that it has alone.
+
+The schedules have common prefixes, cancels, drafts, preemption by few pages, few snapshots, small chunks and
+overlapping steps. The requests have images, grammars, penalties and seeds.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PromptImage, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
+from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.steps import Steps
+from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.vision.preprocessing.image_processor import PreparedImage
+from helexa.neuron.vision.prompt.image_range import expanded_tokens
+
+SEQUENCES = 8
+LETTERS = 256  # tokens of the vocabulary that are text
+_ALONE = EngineOptions(max_sequences=1, prefix_reuse="off", speculation=False)
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "on": {"type": "boolean"}},
+    "required": ["name", "on"],
+    "additionalProperties": False,
+}
+_GRAMMARS = [
+    LLMatcher.grammar_from_json_schema(_SCHEMA, {"whitespace_flexible": False}),
+    LLMatcher.grammar_from_regex("[a-z]{3,20}"),
+    LLMatcher.grammar_from_regex("(red|green|blue), as the sky is"),
+]
+
+
+@dataclass
+class Subject:
+    """A model under test.
+
+    Attributes:
+        runner: the loaded model, for at least `SEQUENCES` sequences.
+        vocabulary: the vocabulary of grammars.
+        images: images for prompts; empty for a model that reads text only.
+        image_token: the token whose embeddings are replaced by those of an image.
+    """
+
+    runner: Runner
+    vocabulary: LLTokenizer
+    images: list[PreparedImage]
+    image_token: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with the pixels of its images."""
+
+    request: Generate
+    images: list[PreparedImage]
+
+    def sequence(self, subject: Subject) -> Sequence:
+        grammar = self.request.grammar
+        matcher = GrammarMatcher(LLMatcher(subject.vocabulary, grammar, log_level=0)) if grammar else None
+        return Sequence(self.request, matcher=matcher, pixels=[image.pixels for image in self.images])
+
+
+def random_cases(chance: random.Random, subject: Subject, count: int) -> list[Case]:
+    """Return requests of which many have a common beginning."""
+    stems = [
+        [
+            *_text(chance, chance.choice((40, PAGE_SIZE, 2 * PAGE_SIZE))),
+            chance.choice(_images(subject)),
+            *_text(chance, 9),
+        ]
+        for _ in range(2)
+    ]
+    return [_case(chance, subject, number, chance.choice(stems)) for number in range(count)]
+
+
+def _case(chance: random.Random, subject: Subject, number: int, stem: list[int | PreparedImage]) -> Case:
+    parts = [*stem[: chance.randint(0, len(stem))], *_text(chance, chance.choice((1, 2, 9, 30, 70)))]
+    if chance.random() < 0.3:
+        parts[chance.randrange(len(parts))] = chance.choice(_images(subject))
+    images = [part for part in parts if isinstance(part, PreparedImage)]
+    tokens = [subject.image_token if isinstance(part, PreparedImage) else part for part in parts]
+    prompt, ranges = tokens, []
+    if images:
+        prompt, ranges = expanded_tokens(tokens, subject.image_token, [image.layout for image in images])
+    sampling = SamplingParams(temperature=0)
+    if chance.random() < 0.5:
+        sampling = SamplingParams(
+            temperature=chance.choice((0, 0.7)),
+            top_p=chance.choice((0.9, 1.0)),
+            top_k=chance.choice((0, 20)),
+            repetition_penalty=chance.choice((1.0, 1.2)),
+            frequency_penalty=chance.choice((0.0, 0.0, 0.4)),
+            presence_penalty=chance.choice((0.0, 0.0, 0.3)),
+            seed=chance.randrange(1000),
+            logit_bias=chance.choice(({}, dict.fromkeys(chance.sample(range(1, LETTERS), 2), 6.0))),
+        )
+    request = Generate(
+        id=number,
+        prompt=prompt,
+        max_tokens=chance.randint(1, 24),
+        sampling=sampling,
+        stop_ids=chance.sample(range(LETTERS), 2),
+        salt=chance.choice(("", "", "", "other")),
+        turn=chance.choice((0, len(stem) // 2, len(prompt))),
+        grammar=chance.choice(_GRAMMARS) if chance.random() < 0.2 else "",
+        images=[PromptImage(image.digest, image.layout) for image in images],
+        image_ranges=ranges,
+    )
+    return Case(request, images)
+
+
+def outputs_alone(subject: Subject, cases: list[Case]) -> dict[int, tuple[list[int], str | None]]:
+    """Return the output tokens and the finish reason of each request, without other requests and without a cache."""
+    outputs: dict[int, tuple[list[int], str | None]] = {}
+    for case in cases:
+        outputs |= _run(subject, _scheduler(subject, _ALONE, 0, 0), [case], False, lambda scheduler: None, lambda: True)
+    return outputs
+
+
+def count_differences(subject: Subject, cases: list[Case], chance: random.Random, schedules: int = 2) -> Counter[str]:
+    """Run all requests in random schedules. Return the numbers of compared and of different outputs, and others."""
+    alone = outputs_alone(subject, cases)
+    counts: Counter[str] = Counter()
+    for _ in range(schedules):
+        counts += _compare(subject, cases, alone, chance)
+    return counts
+
+
+def _compare(
+    subject: Subject, cases: list[Case], alone: dict[int, tuple[list[int], str | None]], chance: random.Random
+) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    canceled: set[int] = set()
+    longest = max(len(case.request.prompt) + case.request.max_tokens for case in cases)
+    options = EngineOptions(
+        max_step_tokens=chance.choice((16, 32, 100, 512)),
+        max_sequences=chance.choice((2, 4, SEQUENCES)),
+        speculation=chance.random() < 0.6,
+        speculation_max_sequences=SEQUENCES,
+        prefix_reuse=chance.choice(("all", "all", "principal", "off")),
+        step_timing="fixed",
+    )
+    pages = -(-longest // PAGE_SIZE) + chance.choice((0, 1, 3, 20))
+    scheduler = _scheduler(subject, options, pages, chance.choice((0, 1, 1, 2, 6)))
+    cancel_rate, pace = chance.choice((0.0, 0.02)), chance.choice((0.1, 0.3, 0.9))
+    preempt = scheduler.queues.preempt
+
+    def count_preemption(sequence: Sequence) -> None:
+        counts["preemptions"] += 1
+        preempt(sequence)
+
+    scheduler.queues.preempt = count_preemption  # type: ignore[method-assign]
+
+    def cancel(scheduler: Scheduler) -> None:
+        if chance.random() < cancel_rate and not scheduler.idle:
+            sequence = chance.choice([*scheduler.running, *scheduler.waiting])
+            canceled.add(sequence.id)
+            scheduler.cancel(sequence.id)
+
+    outputs = _run(subject, scheduler, cases, chance.random() < 0.5, cancel, lambda: chance.random() < pace)
+    for case in cases:
+        number = case.request.id
+        (tokens, finish), (expected, expected_finish) = outputs[number], alone[number]
+        if number in canceled:
+            expected, expected_finish = expected[: len(tokens)], None
+        counts["compared"] += 1
+        counts["different"] += (tokens, finish) != (expected, expected_finish)
+    counts["canceled"] += len(canceled)
+    counts["cached"] += scheduler.queues.cached_tokens
+    return counts
+
+
+def _run(
+    subject: Subject,
+    scheduler: Scheduler,
+    cases: list[Case],
+    overlap: bool,
+    before_step: Callable[[Scheduler], None],
+    adds: Callable[[], bool],
+) -> dict[int, tuple[list[int], str | None]]:
+    """Run all requests. Add a request while `adds` returns True."""
+    steps = Steps(subject.runner, scheduler, overlap)
+    tokens: dict[int, list[int]] = {case.request.id: [] for case in cases}
+    finishes: dict[int, str | None] = dict.fromkeys(tokens)
+    waiting = list(cases)
+    while waiting or not steps.idle:
+        while waiting and adds():
+            assert scheduler.add(waiting.pop(0).sequence(subject)) is None
+        before_step(scheduler)
+        for output in steps.advance():
+            assert output.error is None, output.error
+            tokens[output.id] += output.tokens
+            finishes[output.id] = output.finish
+    scheduler.check_idle()
+    return {number: (tokens[number], finishes[number]) for number in tokens}
+
+
+def _scheduler(subject: Subject, options: EngineOptions, pages: int, snapshots: int) -> Scheduler:
+    facts, encoder = subject.runner.facts, subject.runner.encoder
+    states = StatePool(options.max_sequences, min(snapshots, facts.snapshots)) if facts.state_bytes else None
+    pool = PagePool(min(pages or facts.kv_pages, facts.kv_pages), PAGE_SIZE)
+    return Scheduler(options, pool, states, None, TEXT_TRAITS if encoder is None else encoder.traits)
+
+
+def _images(subject: Subject) -> list[Any]:
+    return [*subject.images] or [7]
+
+
+def _text(chance: random.Random, length: int) -> list[Any]:
+    return [chance.randrange(1, LETTERS) for _ in range(length)]

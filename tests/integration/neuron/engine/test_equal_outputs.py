@@ -1,0 +1,105 @@
+"""A sequence has the same output in any schedule as alone, for each kind of model and for two sets of kernels."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from schedule_fuzz import SEQUENCES, Subject, count_differences, random_cases
+
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
+from helexa.neuron.ops.native.native import NativeOps
+from neuron.vision_model import write_tokenizer
+from nightly import cases
+from reference.vision_language import IMAGE_TOKEN, VisionLanguageModel, picture
+from tiny_models import tiny_model
+
+SETS = cases(1, 40, "HELEXA_TEST_EQUAL_OUTPUTS")
+PER_SET = 12
+VOCABULARY = 320
+_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 257,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {"model_type": "llama"},
+    "sliding": {
+        "model_type": "gemma3_text",
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "hybrid": {
+        "model_type": "qwen3_5_text",
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "mixture": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+    },
+    "qwen3_5 images": {},
+    "gemma3 images": {},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(folder: Path, kind: str, kernels: str) -> Subject:
+    """Create and load a model with random weights.
+
+    Args:
+        kernels: `reference` for torch in float32, `native` for the C kernels.
+    """
+    settings: dict[str, Any] = {"dtype": "float32", "kernels": "torch"} if kernels == "reference" else {}
+    settings |= {"kv_cache_mb": 16, "snapshot_mb": 8, "max_sequences": SEQUENCES, "threads": 1}
+    settings["speculation_max_sequences"] = SEQUENCES
+    if kind.endswith(" images"):
+        defaults = {"dtype": "auto", "kernels": "auto"}
+        model = VisionLanguageModel(folder, kind.removesuffix(" images"), **defaults | settings)
+        runner, images = model.runner, [model.prepared(picture(96 + 32 * n, 96, n)) for n in range(3)]
+    else:
+        tiny_model(folder, **_TEXT | MODELS[kind])
+        runner, images = load_once(folder, EngineOptions(**settings)), []
+    if kernels == "native" and runner.ops.name != NativeOps.name:
+        pytest.skip("no C compiler on this machine")
+    write_tokenizer(folder)
+    return Subject(runner, read_vocabulary(folder, VOCABULARY), images, IMAGE_TOKEN)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_output_in_a_random_schedule_is_the_output_alone(kind: str, kernels: str, tmp_path: Path) -> None:
+    subject = load(tmp_path, kind, kernels)
+    counts: Counter[str] = Counter()
+    for seed in range(SETS):
+        chance = random.Random(seed)
+        found = count_differences(subject, random_cases(chance, subject, PER_SET), chance)
+        assert not found["different"], f"seed {seed}: {found}"
+        counts += found
+    subject.runner.close()
+    assert counts["compared"] == 2 * PER_SET * SETS
+    assert counts["cached"] or SETS < 5
