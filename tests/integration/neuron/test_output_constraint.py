@@ -155,6 +155,27 @@ async def test_forced_call_is_400_if_the_schema_cannot_be_enforced(keywords: dic
     assert (await engine_request({"tools": [tool]})).grammar == ""
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("text", ["{}", "```json\n{}\n```", "I draw.\n```json\n{}"])
+async def test_strict_tools_recognize_calls_without_tags(text: str, strict: bool) -> None:
+    call = '{"name": "draw", "arguments": {"size": "small", "legs": 4}}'
+    tool = {**TOOL, "function": {**TOOL["function"], "strict": strict}}  # type: ignore[dict-item]
+    async with serve(answer(text.replace("{}", call)), AGENT_TEMPLATE) as node:
+        _, reply = await node.post(PATH, {**CHAT, "tools": [tool]})
+    (choice,) = reply["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert [called["function"]["name"] for called in choice["message"]["tool_calls"]] == ["draw"]
+    assert "name" not in (choice["message"]["content"] or "")
+
+
+async def test_strict_constrains_calls_without_tags() -> None:
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    request = await engine_request({"tools": [strict]})
+    call = DRAW.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert accepts(request.grammar, "So:\n" + call)
+    assert not accepts(request.grammar, "So:\n" + call.replace("small", "huge"))
+
+
 async def test_forced_call_is_returned_as_a_tool_call() -> None:
     async with serve(answer(DRAW), AGENT_TEMPLATE) as node:
         _, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "tool_choice": NAMED})

@@ -12,7 +12,7 @@ from helexa.neuron.grammar.parameter import Parameter, json_value
 from helexa.neuron.grammar.rules import Rules, literal
 
 _XML_TAGS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-_LINE = "\n"
+_FUNCTION, _LINE = "<function=", "\n"
 
 
 def json_call(rules: Rules, tool: CallableTool) -> str:
@@ -41,10 +41,19 @@ def xml_call(rules: Rules, tool: CallableTool) -> str:
 
     If the tagged form cannot enforce the tool's schema, the grammar requires the JSON form of `json_call` instead.
     """
+    bare = bare_xml_call(rules, tool)
+    return f"{literal(_FUNCTION)} {bare}" if bare else json_call(rules, tool)
+
+
+def bare_xml_call(rules: Rules, tool: CallableTool) -> str:
+    """Return a Lark expression for the text after `<function=` in the form of `xml_call`.
+
+    Return "" if this form cannot enforce the tool's schema.
+    """
     parameters = {name: Parameter(tool, name, _XML_TAGS) for name in tool.properties}
     if not (tool.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
-        return json_call(rules, tool)
-    items = [literal(f"<function={tool.name}>\n")]
+        return ""
+    items = [literal(f"{tool.name}>\n")]
     for name, parameter in parameters.items():
         value = parameter.value(rules, _LINE, "</parameter>")
         tagged = f"{literal(f'<parameter={name}>' + _LINE)} {value} {literal(_LINE)}"

@@ -48,7 +48,8 @@ class Rules:
             text: name of the terminal of the text, which must not match text that contains `marker`.
         """
         if not self.is_token(marker):  # one lexeme: as separate lexemes, the marker would match as text
-            return self.add(f"{text.lower()}_to_end[lazy]", f"{text} {literal(margin + marker)}")
+            end = margin + marker
+            return self.add(f"{text.lower()}_to_{end.encode().hex()}[lazy]", f"{text} {literal(end)}")
         if margin:
             text = self.add(f"{text}_WITH_MARGIN", f"{text} {literal(margin)}")
         return f"{text} {self.marker(marker)}"
@@ -115,11 +116,12 @@ def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
 
     The text also does not begin with one of `beginnings`, not even after white space.
     """
-    anywhere, first = ("|".join(map(_pattern, group)) for group in (strings, beginnings))
+    anywhere, first = ("|".join(map(escaped, group)) for group in (strings, beginnings))
     not_within = [f"~/(?s:.*)({anywhere})(?s:.*)/"] if anywhere else []
     not_first = [rf"~/\s*({first})(?s:.*)/"] if first else []
     return " & ".join(["/(?s:.*)/", *not_within, *not_first])
 
 
-def _pattern(string: str) -> str:
+def escaped(string: str) -> str:
+    """Return a regular expression that matches exactly `string`."""
     return re.sub(r"[][.^$*+?(){}|\\/]", r"\\\g<0>", string)

@@ -35,7 +35,7 @@ class AnswerForm:
             instead of as reasoning events.
         thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
         untagged_calls: whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format
-            allows this. False if a grammar constrains the answer, because the JSON then is the answer itself.
+            allows this. False if the answer has a required structure, because the JSON then is the answer itself.
         structured: whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are
             text.
         may_reason: whether a structured answer may begin with reasoning that the prompt has not begun.

@@ -125,6 +125,7 @@ def _call_constraint(
         strict=strict,
         token_id=model.text.tokenizer.token_id,
         message="" if shape is None else _shape_grammar(shape),
+        untagged=model.text.output_format.has_untagged_calls,
     )
     cut = build(reasons=False)
     if model.text.output_format.frames_calls:

@@ -80,7 +80,7 @@ async def converse(
         must_call=chat.must_call,
         spelled_thoughts=spelled_thoughts,
         thinking_budget=chat.max_reasoning_tokens,
-        untagged_calls=constraint is None,
+        untagged_calls=chat.shape is None and not chat.must_call,
         structured=chat.shape is not None,
         may_reason=may_reason,
     )

@@ -48,6 +48,11 @@ class OutputFormat:
         return isinstance(self.tool_call_format, Harmony)
 
     @property
+    def has_untagged_calls(self) -> bool:
+        """Whether the model's tool-call format also has calls in plain JSON, without tags."""
+        return isinstance(self.tool_call_format, Hermes) and self.tool_call_format.untagged
+
+    @property
     def thought_marks(self) -> ReasoningMarks:
         """The markers that are added around reasoning if the response returns the reasoning as part of its text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
@@ -104,7 +109,7 @@ class OutputFormat:
             reasoning=self.reasoning,
             in_reasoning=inside,
             reasoned=reasoned,
-            untagged=untagged and isinstance(tool_call_format, Hermes) and tool_call_format.untagged,
+            untagged=untagged and self.has_untagged_calls,
             structured=structured,
             may_reason=may_reason and not (structured and reasoned),
             tools=tools,

@@ -152,6 +152,74 @@ def test_calls_written_like_chat_templates_are_accepted(name: str):
     assert not accepts(grammar("required"), text + "\n" + text, known)
 
 
+# Calls that parsers recognize beside the form of the chat template, and the text before the call.
+LIKE_CALLS = [
+    ("hermes", "", '<tools>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tools>"),
+    ("hermes_strict", "So: ", WRITTEN["hermes"]),
+    ("qwen_xml", "So: ", WRITTEN["qwen_xml"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")),
+    ("llama3_json", "So: ", "<|python_tag|>" + WRITTEN["llama3_json"]),
+    ("llama3_json", "", "<|python_tag|>" + WRITTEN["llama3_json"]),
+    ("pythonic", "So: ", "<|python_start|>" + WRITTEN["pythonic"] + "<|python_end|>"),
+    ("deepseek", "So: ", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + ARGUMENTS + "<｜tool▁call▁end｜>"),
+]
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize(("format_name", "lead", "text"), LIKE_CALLS)
+def test_strict_constrains_each_form_of_call(format_name: str, lead: str, text: str, tokens: bool):
+    known = vocabulary(format_name, tokens)
+    grammar = for_tools(format_name, TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id)
+    assert check(format_name, TOOLS, lead + text, only_calls=not lead) == ["get_weather"]
+    assert accepts(grammar, lead + text, known)
+    assert not accepts(grammar, lead + text.replace("days", "hours"), known)
+
+
+OBJECT = '{"name": "get_weather", "arguments": ' + ARGUMENTS + "}"
+UNTAGGED = [
+    OBJECT,
+    "I call:\n" + OBJECT,
+    "```json\n" + OBJECT,
+    "So:\n```\n" + OBJECT,
+    f"[{OBJECT}, {OBJECT}]",
+    f"```json\n[\n  {OBJECT}\n]",
+    f"{OBJECT}\n{OBJECT}",
+    '\n{\n  "name": "get_weather",\n  "arguments": ' + ARGUMENTS + "}",
+    '{"type": "function", "name": "get_weather", "arguments": ' + ARGUMENTS + "}",
+    "{" + OBJECT + "}",
+    '{"arguments": ' + ARGUMENTS + ', "name": "get_weather"}',
+]
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("text", UNTAGGED)
+def test_strict_constrains_calls_without_tags(text: str, tokens: bool):
+    known = vocabulary("hermes", tokens)
+    grammar = for_tools("hermes", TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id, untagged=True)
+    assert set(check("hermes", TOOLS, text, only_calls=False)) == {"get_weather"}
+    assert accepts(grammar, text, known)
+    assert not accepts(grammar, text.replace("days", "hours", 1), known)
+    other = {"get_weather": TOOLS["get_weather"], "pong": {"type": "object"}}
+    grammar = for_tools("hermes", other, "auto", True, strict=["pong"], token_id=known.token_id, untagged=True)
+    assert accepts(grammar, text, known)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "age": 3}',
+        '[1, 2]\n{"name": "get_weather"}\nend',
+        "```json\n{}\n```",
+        'Its name: {"name": "get_weather", "arguments": 3}',
+        '{"names": 1}\n{"name": "get_weathers", "arguments": 3}',
+    ],
+)
+def test_json_that_is_no_call_is_unconstrained(text: str):
+    known = vocabulary("hermes", True)
+    grammar = for_tools("hermes", TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id, untagged=True)
+    assert accepts(grammar, text, known)
+    assert check("hermes", TOOLS, text, only_calls=False) == []
+
+
 @pytest.mark.parametrize(("format_name", "tokens"), CASES)
 def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
     known = vocabulary(format_name, tokens)
