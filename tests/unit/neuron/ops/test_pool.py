@@ -49,6 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "foreign_times",
         "late_sleeper",
         "foreign_delay",
+        "lost_core",
         "least_threads",
         "empty_graphs",
         "more_threads",

@@ -23,6 +23,9 @@ static instruction instruction_of(int64_t (*function)(int64_t), int64_t items) {
 
 static _Atomic int64_t ran, phase;
 
+/* Keep the pool from trying one thread more for an hour. */
+static void keep_threads(void) { changed = now_ns() + INT64_C(3600000000000); }
+
 static int64_t count(int64_t item) { return (void)item, atomic_fetch_add(&ran, 1), 0; }
 
 static void run_counted(void) {
@@ -35,17 +38,21 @@ static void run_counted(void) {
 /* A graph of one thread starts while times of a graph of two threads are still counted. */
 static void foreign_times(void) {
     CHECK(start_threads(2) == 2);
-    active = 1, loss = 0, changed = now_ns();
+    active = 1, loss = 0;
+    keep_threads();
     slept += 60000000, delayed += 60000000;
     run_counted();
     CHECK(active == 1);
     run_counted();
 }
 
-/* Item 1 of a graph of two threads ends long after item 0, so that the thread of item 0 falls asleep. */
+/* Item 1 of a graph of two threads ends when the other thread has slept for 50 ms. */
 static int64_t long_item(int64_t item) {
-    if (item == 0) return 0;
-    for (int64_t i = 0; i < 50 || !atomic_load(&meetings.sleepers); i++) wait_ns(1000000);
+    while (item == 1) {
+        int64_t since = atomic_load(&asleep_since[0]) + atomic_load(&asleep_since[1]);
+        if (since && now_ns() - since > 50000000) return 0;
+        wait_ns(1000000);
+    }
     return 0;
 }
 
@@ -78,11 +85,35 @@ static void foreign_delay(void) {
     CHECK(atomic_load(&delayed) < 900000000);
 }
 
+/* Like `long_item`, by a thread that has no core during the item and while the other thread sleeps. */
+static int64_t item_without_core(int64_t item) {
+    if (item == 1) atomic_fetch_add(&delayed, INT64_C(1000000000000));
+    return long_item(item);
+}
+
+/* If a thread waits for the other thread, which waits for a core, the next graphs run on one thread. */
+static void lost_core(void) {
+    CHECK(start_threads(2) == 2);
+    instruction graph = instruction_of(item_without_core, 2);
+    for (int64_t i = 0; i < 50 && active == 2; i++) { /* other programs may delay both threads */
+        keep_threads();
+        CHECK(run_graph(&graph, 1) == 0);
+    }
+    CHECK(active == 1);
+    keep_threads();
+    run_counted();
+    CHECK(active == 1);
+    changed = now_ns() - 2 * LAST_PAUSE; /* after the pause, the pool tries two threads again */
+    run_counted();
+    CHECK(active == 2);
+    run_counted();
+}
+
 /* Graphs whose threads sleep and have no core lower the number of threads to one, and not further. */
 static void least_threads(void) {
     CHECK(start_threads(4) == 4);
     for (int64_t i = 0; i < 20; i++) {
-        changed = now_ns();
+        keep_threads();
         slept = delayed = INT64_C(1000000000000);
         adapt(1);
         CHECK(active >= 1 && active <= crew);
@@ -141,7 +172,7 @@ int main(int argument_count, char **arguments) {
         void (*run)(void);
     } cases[] = {
         {"foreign_times", foreign_times}, {"late_sleeper", late_sleeper}, {"foreign_delay", foreign_delay},
-        {"least_threads", least_threads}, {"empty_graphs", empty_graphs}, {"forked", forked},
+        {"lost_core", lost_core}, {"least_threads", least_threads}, {"empty_graphs", empty_graphs}, {"forked", forked},
         {"more_threads", more_threads},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
