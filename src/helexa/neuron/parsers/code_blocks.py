@@ -38,6 +38,12 @@ class CodeBlocks:
 
     def feed(self, text: str) -> None:
         """Append text."""
+        if "\n" not in text and "`" not in text:  # most tokens
+            if text:
+                self._in_run = False
+                if len(self._line) < _MAX_LINE:
+                    self._line += text[:_MAX_LINE]
+            return
         *lines, last = text.split("\n")
         for line in lines:
             self._add(line)

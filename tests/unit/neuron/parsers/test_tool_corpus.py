@@ -20,8 +20,8 @@ from neuron.parsers.tool_corpus import Output, outputs
 from neuron.scripted_engine import byte_tokenizer
 from nightly import cases
 
-COUNT = cases(60, 300, "HELEXA_TOOL_CORPUS")
-CUTS = 6  # positions at which each output is cut
+COUNT = cases(30, 300, "HELEXA_TOOL_CORPUS")
+CUTS = cases(2, 6)  # positions at which each output is cut
 FORMATS = [*sorted(TOOL_CALL_FORMATS), "untagged", "mistral_named"]
 PARSERS = {"untagged": "hermes", "mistral_named": "mistral"}
 TEXTS: dict[str, ModelText] = {}
@@ -97,4 +97,5 @@ def test_cut_calls_leak_no_markers_and_no_invalid_arguments(format_name: str):
                         read = json.loads(event[2])
                         # In XML, the output may end after any parameter.
                         kept = arguments if format_name != "qwen_xml" else {key: arguments[key] for key in read}
-                        assert output.mistake or read == kept, (text, events)
+                        # In Harmony, a message without content is a call without arguments.
+                        assert output.mistake or read == kept or (format_name, read) == ("harmony", {}), (text, events)
