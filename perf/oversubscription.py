@@ -3,7 +3,8 @@
 usage: python perf/oversubscription.py [MODEL] [--runs 300] [--busy 8] [--tokens 64] [--limit 600] [--stop]
 
 Each run starts its own engine, asks for the same greedy answer, and ends. The busy processes compute without a pause
-during all runs. The script prints a JSON line for each run that is not answered. The last JSON line has these keys:
+during all runs. The script prints a JSON line for each run that is not answered. After the last run, or after Ctrl-C,
+it prints a JSON line with these keys:
 
     runs, busy          number of runs, and of busy processes
     answered            runs with a complete answer
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from statistics import median, quantiles
 from typing import Literal
 
@@ -78,7 +79,7 @@ def main() -> None:
     outcomes: Counter[Outcome] = Counter()
     seconds: list[float] = []
     first, different = None, 0
-    with ExitStack() as stack:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         be_busy(arguments.busy, stack)
         for run in range(1, arguments.runs + 1):
             begin = time.perf_counter()
@@ -88,6 +89,7 @@ def main() -> None:
                 seconds.append(time.perf_counter() - begin)
                 first = first or answer
                 different += answer != first
+                print(f"run {run}: {seconds[-1]:.1f} s", file=sys.stderr)
                 continue
             print_line(run=run, outcome=outcome, seconds=time.perf_counter() - begin, stderr=errors)
             if arguments.stop:
