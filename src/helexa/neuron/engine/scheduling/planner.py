@@ -212,7 +212,7 @@ class Planner:
             limits: limits of the step. A sequence that gets no prompt tokens may not start.
         """
         candidates = (sequence for sequence in self._queues.waiting.firsts() if limits.tokens_for(sequence))
-        return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
+        return min(candidates, key=lambda sequence: (places[sequence.principal], sequence.place), default=None)
 
     def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Add up to `budget` tokens of prompts other than `cut` to `plan`, the shortest prompts first.

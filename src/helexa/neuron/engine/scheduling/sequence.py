@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from helexa.neuron.engine.ipc.messages import (
@@ -47,9 +48,6 @@ class Sequence:
         follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
         read_tokens, read_seconds: see `Timing`.
         steps: the first steps of a traced sequence.
-        token_counts: counts of the token ids in `tokens`.
-        output_counts: counts of the token ids in the output, including output of an earlier request that is part of the
-            prompt (`Generate.prior_output` tokens).
         images: the images of the prompt; None without images. The scheduler sets it.
         pixels: the input of the vision tower for each image (see `PreparedImage.pixels`).
         encoded: index and embeddings of the image of which the last step computed a part; None if the last step ended
@@ -88,13 +86,9 @@ class Sequence:
     arrival: int = 0
     place: int = 0
     matched: int = 0
-    token_counts: TokenCounts = field(init=False)
-    output_counts: TokenCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.token_counts = TokenCounts(self.tokens)
-        self.output_counts = TokenCounts(self.tokens, max(len(self.tokens) - self.request.prior_output, 0))
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
@@ -103,6 +97,19 @@ class Sequence:
             id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
         )
         return cls(request, pooled=PooledVector(message.pooling, len(message.prompt)))
+
+    @cached_property
+    def token_counts(self) -> TokenCounts:
+        """The counts of the token ids in `tokens`."""
+        return TokenCounts(self.tokens)
+
+    @cached_property
+    def output_counts(self) -> TokenCounts:
+        """The counts of the token ids in the output, including output of an earlier request that is part of the prompt.
+
+        `Generate.prior_output` is the number of these earlier tokens.
+        """
+        return TokenCounts(self.tokens, max(len(self.request.prompt) - self.request.prior_output, 0))
 
     @property
     def id(self) -> int:

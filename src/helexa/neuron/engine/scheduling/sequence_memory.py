@@ -15,7 +15,7 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
-_MAX_NEW_MATCHES = 1024  # takes about a millisecond per step, most of it for page hashes
+_MAX_NEW_MATCHES = 512  # takes about a millisecond per step, most of it for page hashes
 
 
 class Memory:
@@ -83,7 +83,8 @@ class Memory:
             matched = bisect_left(range(matched), True, key=lambda index: not holds(chain[index + 1]))
         limit = full_pages if limit is None else min(limit, full_pages)
         while matched < limit:
-            self._extend_chain(sequence, matched + 1)
+            if len(chain) == matched + 1:
+                self._extend_chain(sequence, matched + 1)
             if not holds(chain[matched + 1]):
                 break
             matched += 1

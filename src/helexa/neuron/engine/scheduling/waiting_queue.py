@@ -34,9 +34,8 @@ class WaitingQueue:
         return {principal: len(sequences) for principal, sequences in self._by_principal.items()}
 
     def firsts(self) -> list[Sequence]:
-        """Return the first waiting sequence of each principal, in the order of the queue."""
-        firsts = [next(iter(sequences.values())) for sequences in self._by_principal.values()]
-        return sorted(firsts, key=lambda sequence: sequence.place)
+        """Return the first waiting sequence of each principal, in any order."""
+        return [next(iter(sequences.values())) for sequences in self._by_principal.values()]
 
     def get(self, sequence_id: int) -> Sequence | None:
         """Return the waiting sequence with the id `sequence_id`; None if there is none."""
