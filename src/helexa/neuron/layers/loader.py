@@ -23,6 +23,8 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.part import WHOLE, Part
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 
+_SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and temperature cannot compensate it
+
 
 class Loader:
     """Builds the layers of a model from the tensors of a checkpoint.
@@ -336,7 +338,9 @@ class Loader:
         matrix = self.matrix(f"{name}.weight", (vocab_size, width), ranges=(shares.own,))
         return Embedding(self.ops, matrix, shares)
 
-    def head(self, name: str, embedding: Embedding, tied: bool, inputs: int) -> LinearOp:
+    def head(
+        self, name: str, embedding: Embedding, tied: bool, inputs: int, suppressed: Sequence[int] = ()
+    ) -> LinearOp:
         """Return the output head, a linear layer that computes one logit for each token of the vocabulary.
 
         Args:
@@ -344,9 +348,14 @@ class Loader:
             embedding: the token embedding.
             tied: whether the head uses the weight of `embedding` instead of `name.weight`. A tied head has no bias.
             inputs: hidden size.
+            suppressed: tokens whose logits are so low that no sampling parameters can select them.
         """
         shares = embedding.shares
         matrices, bias = ([embedding.matrix], None) if tied else self.matrices({name: (shares.own,)}, inputs)
+        own = [token - shares.own.start for token in suppressed if shares.own.start <= token < shares.own.stop]
+        if own:
+            bias = torch.zeros(len(shares.own), device=self.ops.device) if bias is None else bias
+            bias[own] = _SUPPRESSED
         return self.gathered(self.product(matrices, bias), shares)
 
 

@@ -59,7 +59,8 @@ class Decoder:
         if loader.stage.is_first:
             self._norm = self.norm("model.norm")
             tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden)
+            suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)
+            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed)
 
     def prepare(self) -> None:
         """Check the settings, and create the objects that all decoder layers share, such as rotary embeddings.

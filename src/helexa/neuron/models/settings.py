@@ -111,6 +111,17 @@ class Settings:
             raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
         return value
 
+    def token_ids(self, key: str, vocab_size: int) -> list[int]:
+        """Return the setting `key`, a list of token ids below `vocab_size`; [] if the setting is missing.
+
+        Raises:
+            ModelFileError: the setting is not a list of token ids.
+        """
+        ids = self.config.get(key) or []
+        if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise ModelFileError(f"config: '{key}' is not a list of token ids below {vocab_size}")
+        return ids
+
     def layer_types(self, known: Collection[str]) -> list[str] | None:
         """Return the setting `layer_types`, the type of each layer; None if the configuration lacks this setting.
 

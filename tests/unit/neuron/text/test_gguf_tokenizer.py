@@ -214,6 +214,56 @@ def test_end_tokens_are_recognized_by_name(byte_metadata, names, ends, kind):
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids - {0}} == set(ends)
 
 
+NAMES = ["<|im_start|>", "<|im_end|>", "<think>", "<|other|>", "[TAG]"]
+TEMPLATE = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+def with_types(metadata: dict[str, Any], types: list[int] | None, template: str = TEMPLATE) -> dict[str, Any]:
+    """Return a vocabulary with the tokens in `NAMES` and their types. None removes the types of all tokens."""
+    tokens = [*metadata["tokenizer.ggml.tokens"][:257], *NAMES]
+    keys = with_keys(metadata, tokens=tokens, bos_token_id=0, eos_token_id=0) | {"tokenizer.chat_template": template}
+    if types is None:
+        del keys["tokenizer.ggml.token_type"]
+        return keys
+    return with_keys(keys, token_type=[*metadata["tokenizer.ggml.token_type"][:257], *types])
+
+
+@pytest.mark.parametrize("types", [[1] * 5, [5] * 5, [0] * 5, None])
+def test_control_tokens_with_a_wrong_type_are_corrected(byte_metadata, types, caplog):
+    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, types))
+    assert tokenizer.eos_ids == {0, 258}
+    assert tokenizer.encode("<|im_start|><|im_end|><think>") == [257, 258, 259]
+    assert tokenizer.decode([257, 258, 259]) == "<think>"
+    assert tokenizer.token_bytes(260) == b"<|other|>"  # the template does not use this token
+    assert "wrong types of 3 special tokens, which are corrected: '<|im_start|>', '<|im_end|>'" in caplog.text
+    assert ("no token types" in caplog.text) == (types is None)
+
+
+def test_end_token_without_a_template_is_corrected(byte_metadata):
+    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [1] * 5, ""))
+    assert tokenizer.encode("<|im_end|>") == [258]
+    assert len(tokenizer.encode("<|im_start|>")) > 1
+    assert tokenizer.eos_ids == {0, 258}
+
+
+def test_user_defined_end_token_becomes_a_control_token(byte_metadata):
+    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [4] * 5))
+    assert tokenizer.decode([257, 258]) == "<|im_start|>"
+
+
+def test_token_that_a_key_names_is_corrected_only_if_it_looks_like_a_control_token(byte_metadata):
+    metadata = with_keys(with_types(byte_metadata, [1] * 5, ""), eos_token_id=260, bos_token_id=65)
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.encode("<|other|>") == [260]
+    assert tokenizer.decode([65]) != ""
+
+
+def test_correct_types_are_kept_without_a_warning(byte_metadata, caplog):
+    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [3, 3, 4, 3, 1]))
+    assert tokenizer.decode([257, 258, 259, 260, 261]) == "<think>[TAG]"
+    assert "types" not in caplog.text
+
+
 def test_several_empty_tokens_are_allowed(byte_metadata):
     tokens = [*byte_metadata["tokenizer.ggml.tokens"], "", ""]
     types = [*byte_metadata["tokenizer.ggml.token_type"], 5, 5]
@@ -236,7 +286,6 @@ def test_several_empty_tokens_are_allowed(byte_metadata):
         ("tokens", ["a"] * 260, "lists a token twice"),
         ("tokens", ["a"] * (MAX_TOKENS + 1), "1048577 entries, more than 1048576"),
         ("token_type", [1], "1 entries for 260 tokens"),
-        ("token_type", None, "tokenizer.ggml.token_type is missing"),
         ("token_type", ["1"] * 260, "tokenizer.ggml.token_type has entries of the wrong type"),
         ("merges", None, "tokenizer.ggml.merges is missing"),
         ("merges", [b"h e"], "tokenizer.ggml.merges has entries of the wrong type"),

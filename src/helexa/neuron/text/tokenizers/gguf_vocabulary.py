@@ -1,30 +1,24 @@
 """Read and validate the vocabulary in a GGUF file's metadata."""
 
+import logging
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import Any, TypeVar
 
 from tokenizers import AddedToken
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf.token_types import TokenType, corrected_types
+
+_log = logging.getLogger("helexa.neuron.text")
 
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED_LENGTH = 1 << 20
 """Maximum total number of characters in added tokens. The library's automaton takes about 80 bytes per character."""
 
+_SHOWN, _SHOWN_LENGTH = 5, 40
+
 _T = TypeVar("_T")
-
-
-class TokenType(IntEnum):
-    """Type of a token. The values are the numbers in GGUF files."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 class GgufVocabulary:
@@ -45,14 +39,31 @@ class GgufVocabulary:
         tokens = self.entries("tokens", MAX_TOKENS, str)
         # Empty tokens get llama.cpp's names, which are unique.
         self.tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
-        self.types = self.entries("token_type", MAX_TOKENS, int)
-        if len(self.types) != len(tokens):
-            raise ModelFileError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
+        types = self.entries("token_type", MAX_TOKENS, int) if "tokenizer.ggml.token_type" in metadata else None
+        if types is not None and len(types) != len(tokens):
+            raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+        self.types = corrected_types(metadata, tokens, types)
+        self._warn_of_corrections(tokens, types)
         self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
         if not tokens:
             raise ModelFileError("tokenizer.ggml.tokens is empty")
         if len(self.ids) != len(tokens):
             raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
+
+    def _warn_of_corrections(self, tokens: list[str], types: list[int] | None) -> None:
+        before = [TokenType.NORMAL] * len(tokens) if types is None else types
+        changed = [
+            repr(token[:_SHOWN_LENGTH])
+            for token, old, new in zip(tokens, before, self.types, strict=True)
+            if old != new and new != TokenType.BYTE
+        ]
+        if types is None:
+            _log.warning("the file has no token types: control tokens are recognized by their text")
+        if changed:
+            names = ", ".join(changed[:_SHOWN]) + (" .." if len(changed) > _SHOWN else "")
+            _log.warning(
+                "the file states wrong types of %d special tokens, which are corrected: %s", len(changed), names
+            )
 
     def added_tokens(self) -> list[AddedToken]:
         """Return the added tokens, which are found in a text before it is tokenized.

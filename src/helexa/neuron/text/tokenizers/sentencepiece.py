@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.text.tokenizers.backend_errors import backend_errors
-from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary, TokenType
+from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary
+from helexa.neuron.weights.gguf.token_types import TokenType
 
 MAX_SQUARED_LENGTHS = 1 << 26
 """Maximum sum of the squared lengths of all pieces. It limits the work of `merges_from_scores`."""

@@ -6,7 +6,8 @@ In GGUF files, a token at the beginning of a word has the prefix `▁`, and othe
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenType
+from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary
+from helexa.neuron.weights.gguf.token_types import TokenType
 
 
 def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:

@@ -10,6 +10,7 @@ from typing import Any
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.metadata import Metadata
+from helexa.neuron.weights.gguf.token_types import suppressed_tokens
 
 _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias")
 
@@ -113,6 +114,8 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         "attention_bias": any(name.endswith(_ATTENTION_BIASES) for name in tensors),
         "rope_parameters": _rope(metadata, head_dim),
     }
+    if embedding is not None and (suppressed := suppressed_tokens(file.metadata, embedding.shape[0])):
+        config["suppress_tokens"] = suppressed
     for kind in ("bos", "eos"):
         token = metadata.token(kind)
         if token is not None:
