@@ -178,7 +178,8 @@ OBJECT = '{"name": "get_weather", "arguments": ' + ARGUMENTS + "}"
 UNTAGGED = [
     OBJECT,
     "I call:\n" + OBJECT,
-    "```json\n" + OBJECT,
+    "```json\n" + OBJECT + "\n```",
+    "```json\n" + OBJECT.removesuffix("}") + "\n}\n```",
     "So:\n```\n" + OBJECT,
     f"[{OBJECT}, {OBJECT}]",
     f"```json\n[\n  {OBJECT}\n]",
@@ -198,6 +199,7 @@ def test_strict_constrains_calls_without_tags(text: str, tokens: bool):
     assert set(check("hermes", TOOLS, text, only_calls=False)) == {"get_weather"}
     assert accepts(grammar, text, known)
     assert not accepts(grammar, text.replace("days", "hours", 1), known)
+    assert text.startswith(("[", "```json\n[")) or not accepts(grammar, f"{text}\n]", known)
     other = {"get_weather": TOOLS["get_weather"], "pong": {"type": "object"}}
     grammar = for_tools("hermes", other, "auto", True, strict=["pong"], token_id=known.token_id, untagged=True)
     assert accepts(grammar, text, known)
