@@ -46,7 +46,7 @@ def corrected_types(metadata: Mapping[str, Any], tokens: Sequence[str], types: S
         tokens: texts of the tokens, by id.
         types: the types in the file; None if the file has no types.
     """
-    corrected = [TokenType.NORMAL] * len(tokens) if types is None else list(types)
+    corrected: list[int] = [TokenType.NORMAL] * len(tokens) if types is None else list(types)
     named = {metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _IDS}
     template = "\n".join(
         value for key, value in metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)
