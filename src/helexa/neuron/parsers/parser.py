@@ -225,6 +225,7 @@ class OutputParser:
         elif source.ended and (source.cut or self._output.calls) and (tagged or self._output.named):
             source.take(len(source.text))
             source.give_back()  # the output ended before the arguments of the call
+            self._output.repairs.add("unfinished_call")
         else:
             self._emit_text(source.give_back())
 
