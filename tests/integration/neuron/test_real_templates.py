@@ -1,6 +1,7 @@
 """Tool calls and reasoning in the formats of real chat templates, with a scripted engine."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
         "Hm.",
         "",
     ),
+    "mistral_with_ids": (
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"place": "Köln"}',
+        "",
+        "",
+    ),
     "llama3_json": (
         "meta-llama-Llama-3.1-8B-Instruct",
         ("<|python_tag|>",),
@@ -71,7 +79,7 @@ async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, s
     ) as node:
         assert (
             node.model.text.output_format.tool_call_format is not None
-            and node.model.text.output_format.tool_call_format.name == format_name
+            and node.model.text.output_format.tool_call_format.name == format_name.removesuffix("_with_ids")
         )
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
         assert status == 200, reply
@@ -81,9 +89,10 @@ async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, s
         (call,) = message["tool_calls"]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"place": "Köln"})
         assert choice["finish_reason"] == "tool_calls"
+        assert re.fullmatch("[A-Za-z0-9]{9}" if format_name.startswith("mistral") else "call_[0-9a-f]{24}", call["id"])
         history = [
-            {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "abcdefghi"}]},
-            {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "rain"},
         ]
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "messages": [*CHAT["messages"], *history]})
         assert status == 200, reply

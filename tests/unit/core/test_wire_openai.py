@@ -41,6 +41,7 @@ def template_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_message_for_the_template_omits_nulls() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}, "vendor": [1]}
+    plain_call = {name: call[name] for name in ("id", "type", "function")}
     replayed = {
         "role": "assistant",
         "content": None,
@@ -53,16 +54,52 @@ def test_message_for_the_template_omits_nulls() -> None:
     tool_result = {"role": "tool", "tool_call_id": "call_1", "content": "42", "name": "f"}
     assert template_messages(USER, replayed, tool_result) == [
         USER,
-        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "assistant", "content": None, "tool_calls": [plain_call], "reasoning_content": "hm"},
         tool_result,
     ]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    ["x", [1], [{}], [{"function": 2}], [{"function": {"name": ""}}], [{"type": "custom", "custom": {"name": "f"}}]],
+)
+def test_malformed_tool_calls_are_rejected(calls: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[USER, {"role": "assistant", "tool_calls": calls}])
+    assert (caught.value.status, caught.value.param) == (400, "messages.1.tool_calls")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "Hi", "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+        {"content": "Hi", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
+        {"content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Hi"}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                {"type": "text", "text": "Hi"},
+            ]
+        },
+        {"content": "Hi", "reasoning_content": "hm", "thinking_blocks": [{"type": "redacted_thinking", "data": "x"}]},
+    ],
+)
+def test_signed_reasoning_is_reasoning_content(fields: dict[str, Any]) -> None:
+    _, message = template_messages(USER, {"role": "assistant", **fields})
+    assert message == {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
+
+
+def test_function_call_is_a_tool_call() -> None:
+    call = {"name": "f", "arguments": "{}"}
+    (message,) = template_messages({"role": "assistant", "content": None, "function_call": call})
+    assert message["tool_calls"] == [{"type": "function", "function": call}]
 
 
 def test_content_may_be_missing_or_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "refusal", "refusal": "b"}]
     assert template_messages({"role": "assistant"}, {"role": "user", "content": parts}) == [
         {"role": "assistant", "content": None},
-        {"role": "user", "content": [parts[0], {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]
 
 

@@ -81,11 +81,11 @@ def test_consecutive_assistant_items_are_one_message() -> None:
     function = {"name": "f", "arguments": '{"x":1}'}
     calls = [{"id": id, "type": "function", "function": function} for id in ("c1", "c2")]
     assert messages_of(*conversation) == [
-        {"role": "user", "content": text_parts("go")},
-        {"role": "assistant", "content": text_parts("I will"), "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "I will", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
-        {"role": "tool", "tool_call_id": "c2", "content": text_parts("43")},
-        {"role": "assistant", "content": text_parts("done")},
+        {"role": "tool", "tool_call_id": "c2", "content": "43"},
+        {"role": "assistant", "content": "done"},
     ]
 
 
@@ -95,14 +95,22 @@ def test_calls_without_text_are_an_assistant_message() -> None:
     assert (user["role"], result["role"]) == ("user", "tool")
 
 
+def test_call_without_id_or_with_an_object_as_arguments_is_accepted() -> None:
+    call = {name: CALL[name] for name in ("type", "name")} | {"arguments": {"x": 1}}
+    _, assistant, result = messages_of(message_item("go", "user"), call, RESULT | {"call_id": None})
+    function = {"name": "f", "arguments": {"x": 1}}
+    assert assistant["tool_calls"] == [{"type": "function", "function": function}]
+    assert result == {"role": "tool", "content": "42"}
+
+
 def test_text_after_a_call_joins_its_message() -> None:
     _, assistant, result, last = messages_of(
         message_item("go", "user"), CALL, message_item("I called"), RESULT, message_item("done")
     )
-    assert (assistant["content"], len(assistant["tool_calls"])) == (text_parts("I called"), 1)
-    assert (result["role"], last["content"]) == ("tool", text_parts("done"))
+    assert (assistant["content"], len(assistant["tool_calls"])) == ("I called", 1)
+    assert (result["role"], last["content"]) == ("tool", "done")
     _, first, second = messages_of(message_item("go", "user"), message_item("a"), message_item("b"))
-    assert (first["content"], second["content"]) == (text_parts("a"), text_parts("b"))
+    assert (first["content"], second["content"]) == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,7 @@ def test_reasoning_text_or_else_its_summary_is_used(fields: dict[str, Any], read
 def test_reasoning_without_a_following_item_is_dropped() -> None:
     assert messages_of(reasoning_item(summary=[{"text": "hm"}]), message_item("go", "user"), message_item("so"))[
         1:
-    ] == [{"role": "assistant", "content": text_parts("so")}]
+    ] == [{"role": "assistant", "content": "so"}]
 
 
 def test_system_texts_are_merged_into_the_first_message() -> None:
@@ -136,7 +144,7 @@ def test_system_texts_are_merged_into_the_first_message() -> None:
     items = [{"role": "developer", "content": "b"}, message_item("go", "user"), late]
     assert messages_of(*items, instructions="a") == [
         {"role": "system", "content": "a\n\nb\n\nc\nd"},
-        {"role": "user", "content": text_parts("go")},
+        {"role": "user", "content": "go"},
     ]
 
 
@@ -261,8 +269,8 @@ def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], par
         ({"input": [{"role": "user", "content": 5}]}, "input.0.content"),
         ({"input": [{"role": "user", "content": ["x"]}]}, "input.0.content.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content.0.text"),
-        ({"input": [CALL | {"arguments": {}}]}, "input.0.arguments"),
-        ({"input": [RESULT | {"call_id": None}]}, "input.0.call_id"),
+        ({"input": [CALL | {"arguments": 7}]}, "input.0.arguments"),
+        ({"input": [RESULT | {"call_id": 7}]}, "input.0.call_id"),
         ({"input": [reasoning_item(summary=["x"])]}, "input.0.summary"),
         ({"input": [{"role": "system", "content": [INPUT_IMAGE]}]}, "input.0.content"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -2,17 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
+from helexa.core.wire.chat_message import ChatMessage
 from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
-from helexa.core.wire.request import WireObject
 
-IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
-
-_TEXT_PARTS = frozenset({"text", "refusal"})  # each part holds its text in a field with the name of its type
-_Content = str | list[dict[str, Any]] | None
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 _MAX_TOOLS = 512
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -27,33 +23,6 @@ def both_endings() -> ApiError:
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-def _content(value: Any) -> Any:
-    """Check that the content of a message is a string, None, or a list of text and image parts, and return it."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "must be a string, a list of parts or null")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise PydanticCustomError("content", "part {index} is not an object with a 'type'", {"index": index})
-        if kind in IMAGE_PARTS:
-            continue
-        if kind not in _TEXT_PARTS:
-            raise PydanticCustomError(
-                "content", "part {index} is of unknown type '{kind}'", {"index": index, "kind": kind[:100]}
-            )
-        if not isinstance(part.get(kind), str):
-            raise PydanticCustomError("content", "part {index} has no '{kind}' string", {"index": index, "kind": kind})
-    return value
-
-
-def _part_for_template(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] in IMAGE_PARTS:
-        return {"type": "image"}
-    return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -76,29 +45,6 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
-
-
-class ChatMessage(WireObject):
-    """One message of a chat. Undeclared fields, such as `name` and `tool_calls`, are passed to the chat template."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
-
-    @property
-    def has_image(self) -> bool:
-        """Whether a part of the content is an image."""
-        return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as input of a chat template.
-
-        Undeclared null fields are left out, `refusal` parts become text, and images become `{"type": "image"}`.
-        """
-        content = self.content
-        if isinstance(content, list):
-            content = [_part_for_template(part) for part in content]
-        extras = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        return {"role": self.role, "content": content, **extras}
 
 
 class ChatRequest(GenerationRequest):

@@ -5,7 +5,8 @@ from typing import Any, NotRequired, TypedDict
 from pydantic import Field
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.wire.openai_chat import ChatMessage, both_endings
+from helexa.core.wire.chat_message import ChatMessage
+from helexa.core.wire.openai_chat import both_endings
 from helexa.core.wire.request import WireRequest
 
 

@@ -7,7 +7,7 @@ import msgspec
 import orjson
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
-from helexa.core.wire.openai_chat import IMAGE_PARTS
+from helexa.core.wire.chat_message import IMAGE_PARTS
 from helexa.cortex.images.image_file import ImageProblem, check_data_url
 from helexa.cortex.requests.rewrite import rewrite
 from helexa.cortex.usage.image_tokens import image_tokens

@@ -1,7 +1,6 @@
 """Collect the results of a parser as output events."""
 
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,11 +13,6 @@ from helexa.neuron.parsers.values.value_schema import child_schema
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools of a request: tool name -> JSON Schema of the tool's arguments."""
-
-
-def random_call_id() -> str:
-    """Return a new random id for a tool call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 class Output:

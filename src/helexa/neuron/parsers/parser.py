@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from helexa.neuron.events import OutputEvent, TextDelta
+from helexa.neuron.parsers.call_ids import OPENAI_IDS
 from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 from helexa.neuron.parsers.formats.untagged_calls import LEADING, LINES, read_untagged
 from helexa.neuron.parsers.markers import NO_MARKERS, Markers
-from helexa.neuron.parsers.output import Output, Tools, random_call_id
+from helexa.neuron.parsers.output import Output, Tools
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 
@@ -68,7 +69,7 @@ class OutputParser:
         structured: bool = False,
         may_reason: bool = True,
         tools: Tools | None = None,
-        new_id: Callable[[], str] = random_call_id,
+        new_id: Callable[[], str] = OPENAI_IDS.random,
     ) -> None:
         self._format = tool_call_format
         self._reasoning = reasoning

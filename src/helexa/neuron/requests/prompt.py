@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from helexa.core.errors import ApiError, invalid_body, overloaded, vision_unsupported
-from helexa.core.wire.openai_chat import IMAGE_PARTS, ChatMessage
+from helexa.core.wire.chat_message import IMAGE_PARTS, ChatMessage
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.text.templates.message_shaper import Message
 from helexa.neuron.vision.image_error import ImageError, PixelMemoryError

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError, unsupported_parameter
-from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
+from helexa.core.wire.chat_message import ChatMessage
+from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm
@@ -111,19 +112,6 @@ async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None
     return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables, images)
 
 
-def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation as the dicts that the model's chat template renders.
-
-    The role `developer` is renamed to `system` if the chat template does not mention it.
-    """
-    turns = [message.for_template() for message in messages]
-    if "developer" not in model.text.template.source:
-        for turn in turns:  # `developer` is OpenAI's newer name of the system role, which most templates reject
-            if turn["role"] == "developer":
-                turn["role"] = "system"
-    return turns
-
-
 def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
     """Return the chat template variables that switch reasoning on or off; none if `thinks` is None.
 
@@ -145,7 +133,7 @@ def _prompt(
         raise unsupported_parameter(
             "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
         )
-    turns = template_turns(model, messages)
+    turns = [message.for_template() for message in messages]
     try:
         return rendered_prompt(model, turns, tools, variables, images)
     except TemplateError as error:

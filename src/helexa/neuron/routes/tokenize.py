@@ -14,7 +14,7 @@ from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.prompt import prepared_images, rendered_prompt
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.chat import template_turns, thinking_variables
+from helexa.neuron.routes.chat import thinking_variables
 from helexa.neuron.text.templates.chat_template import TemplateError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _ids(model: ServedModel, tokenize_request: TokenizeRequest, images: "Sequenc
     }
     variables = ending | thinking_variables(model, False) | (tokenize_request.chat_template_kwargs or {})
     try:
-        turns = template_turns(model, tokenize_request.messages)
+        turns = [message.for_template() for message in tokenize_request.messages]
         return rendered_prompt(model, turns, tokenize_request.tools, variables, images).tokens
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error

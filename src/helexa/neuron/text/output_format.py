@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from helexa.neuron.parsers.call_ids import MISTRAL_IDS, OPENAI_IDS
 from helexa.neuron.parsers.formats.choice import find_tool_call_format
 from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.formats.hermes import Hermes
+from helexa.neuron.parsers.formats.mistral import Mistral
 from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
@@ -113,6 +115,7 @@ class OutputFormat:
             structured=structured,
             may_reason=may_reason and not (structured and reasoned),
             tools=tools,
+            new_id=(MISTRAL_IDS if isinstance(tool_call_format, Mistral) else OPENAI_IDS).random,
         )
 
     def _turn(self, prompt: Sequence[int]) -> str:

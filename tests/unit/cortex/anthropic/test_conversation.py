@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cortex.anthropic.claude_code import REQUEST
 from cortex.anthropic.request_builders import HI, PIXEL, PIXEL_PART, assistant, chat, messages, result, text, use, user
 from helexa.core.errors import ApiError
-from helexa.core.wire.openai_chat import ChatMessage
+from helexa.core.wire.chat_message import ChatMessage
 from helexa.cortex.anthropic.requests.strict import strict_body
 from helexa.cortex.anthropic.requests.to_chat import to_chat, to_prompt
 from helexa.neuron.text.templates.chat_template import ChatTemplate

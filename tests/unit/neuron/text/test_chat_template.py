@@ -50,14 +50,15 @@ def test_arguments_stay_text_if_the_template_concatenates_them(templates):
 
 
 def test_arguments_that_are_not_an_object():
-    rendered = [ChatTemplate(CALLS).render(history(shape)) for shape in ("", " ", "{not json", "[1]", "{}", None)]
-    arguments = ["{}", "{}", '"{not json"', '"[1]"', "{}", "null"]
+    forms = ("", " ", "{not json", "[1]", "{}", None, [1], 7, json.dumps('{"a": 1}'), '""')
+    rendered = [ChatTemplate(CALLS).render(history(form)) for form in forms]
+    arguments = ["{}", "{}", '"{not json"', '"[1]"', "{}", "{}", '"[1]"', '"7"', '{"a": 1}', '"\\"\\""']
     assert rendered == [f'{{"name": "get_weather", "arguments": {text}}};' for text in arguments]
 
 
 def test_malformed_tool_calls_are_passed_unchanged():
     template = ChatTemplate("{{ messages[0].tool_calls | tojson if messages[0].tool_calls is defined }}")
-    for calls in ([1], [{"function": 2}], [{}], [{"function": {"name": "n"}}], "x"):
+    for calls in ([1], [{"function": 2}], [{}], "x"):
         assert json.loads(template.render([{"role": "assistant", "tool_calls": calls}])) == calls
     assert template.render([{"role": "assistant", "tool_calls": None}]) == ""
 

@@ -1,5 +1,7 @@
 """Real chat templates render every conversation exactly like `transformers`."""
 
+import re
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -7,11 +9,35 @@ from helexa.neuron.text.templates.chat_template import ChatTemplate
 from helexa.neuron.text.templates.template_renderer import TemplateError
 from helexa.neuron.text.templates.template_sources import TemplateSources
 from helexa.neuron.weights.gguf.files import GgufFile
-from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes
+from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes, text
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 BASE_VARIABLES = [{}, {"enable_thinking": False}]
 EXTRA_VARIABLES = [{"enable_thinking": True}, {"add_generation_prompt": False}]
+ROLES_ALTERNATE = ": Conversation roles must alternate user/assistant/user/assistant/..."  # Gemma 2, without system
+RESULT_ID = re.compile(r"(?<=## Return of )(call0000[12]|functions\.\w+:[01])")  # Kimi's template writes own call ids
+SYSTEM_FIRST = (  # templates that reject or omit a system message after other messages
+    *("Apertus-8B-Instruct", "Bielik-11B-v3.0-Instruct", "HuggingFaceTB-SmolLM3-3B", "MiniMax-M1", "MiniMax-M2"),
+    *("MiniMax-M3", "Mistral-Small-3.2-24B-Instruct-2506", "NVIDIA-Nemotron-Nano-v2", "Qwen3.5-4B", "Reka-Edge"),
+    *("google-gemma-2-2b-it", "mistralai-Ministral-3-14B-Reasoning-2512", "mistralai-Mistral-Nemo-Instruct-2407"),
+    "openai-gpt-oss-120b",
+)
+SINGLE_CALLS = (  # templates that reject or omit a second call in a message
+    *("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b"),
+    *("meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"),
+)
+WITHOUT_SYSTEM = ("google-gemma-2-2b-it", "ggml-vocab-phi-3.gguf")  # Gemma 2 rejects system messages, Phi 3 omits them
+REPAIRED = {
+    *((name, "unusual order") for name in SYSTEM_FIRST),
+    *((name, "parallel calls") for name in SINGLE_CALLS),
+    ("ggml-vocab-command-r.gguf", "unusual order"),
+    ("ggml-vocab-phi-3.gguf", "unusual order"),
+    ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "a call with text"),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", "empty texts"),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", "empty assistant message"),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", "other names of thinking"),
+    *(("mistralai-Ministral-3-14B-Reasoning-2512", name) for name in CONVERSATIONS if "thinking" in name),
+}
 EXTRA_CONVERSATIONS = ("several turns", "several steps", "thinking")
 
 
@@ -25,6 +51,26 @@ def reference(source, messages, tools, **variables):
     return text
 
 
+def as_system(messages):
+    """Return the conversation with the role `system` instead of `developer`, which few templates know."""
+    return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
+def without_system(messages):
+    """Return the conversation with the system text at the beginning of the first user message."""
+    system, *others = as_system(messages)
+    if system["role"] != "system":
+        return messages
+    (index, user) = next((index, turn) for index, turn in enumerate(others) if turn["role"] == "user")
+    if isinstance(user["content"], list):
+        content = [*text(*([system["content"]] if system["content"] else [])), *user["content"]]
+    else:
+        prompt = system["content"]
+        prompt = "\n".join(part["text"] for part in prompt) if isinstance(prompt, list) else prompt
+        content = "\n\n".join(filter(None, [prompt, user["content"]]))
+    return [*others[:index], user | {"content": content}, *others[index + 1 :]]
+
+
 def rendered(template, messages, tools, **variables):
     try:
         return template.render(messages, tools=tools, **variables)
@@ -32,27 +78,32 @@ def rendered(template, messages, tools, **variables):
         return error
 
 
-def renders_everything(text, name):
-    """Return whether `text` contains the tool calls and the content parts of conversation `name`, not as JSON."""
-    if isinstance(text, Exception):
+def renders_everything(result, name):
+    """Return whether `result` contains the tool calls and the content parts of conversation `name`, not as JSON."""
+    if isinstance(result, Exception):
         return False
     messages, _ = CONVERSATIONS[name]
     has_calls = any("tool_calls" in message for message in messages)
     has_parts = any(isinstance(message["content"], list) for message in messages)
-    return ("Chur" in text or not has_calls) and (
+    if name == "a developer" and "Be brief." not in result:
+        return False
+    return ("Chur" in result or not has_calls) and (
         not has_parts
-        or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
+        or ("one" in result and "two" in result and "'type': 'text'" not in result and '"type": "text"' not in result)
     )
 
 
-def expected(source, name, variables):
+def expected(source, name, variables, template=""):
     """Return the expected text, or the expected error.
 
     The reference is the first format of the conversation with which `transformers` renders all calls and parts. If no
     format does, for example because the template ignores tool calls, the last format counts, which has no null values.
     """
     messages, tools = CONVERSATIONS[name]
-    for shape in shapes(messages):
+    if template in WITHOUT_SYSTEM:
+        messages = without_system(messages)
+    forms = [messages, as_system(messages)] if "developer" in source else [as_system(messages)]
+    for shape in [shape for form in forms for shape in shapes(form)]:
         result = reference(source, shape, tools, **variables)
         if renders_everything(result, name):
             break
@@ -65,18 +116,29 @@ def differences(name, source):
     for conversation, (messages, tools) in CONVERSATIONS.items():
         for variables in BASE_VARIABLES + (EXTRA_VARIABLES if conversation in EXTRA_CONVERSATIONS else []):
             ours = rendered(template, on_the_wire(messages), tools, **variables)
-            theirs = expected(source, conversation, variables)
+            theirs = expected(source, conversation, variables, name)
             if not agree(theirs, ours):  # retry: templates may write the time, and a minute may have ended
                 ours = rendered(template, on_the_wire(messages), tools, **variables)
-            if not agree(theirs, ours):
+            if not agree(theirs, ours) and not repaired(name, conversation, ours):
                 yield name, conversation, variables, theirs, ours
 
 
+def repaired(name, conversation, ours):
+    """Return whether our renderer repairs a conversation that the template rejects or cuts, without loss of text."""
+    if (name, conversation) not in REPAIRED:
+        return False
+    texts = [message["content"] for message in CONVERSATIONS[conversation][0] if isinstance(message["content"], str)]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return renders_everything(ours, conversation) and all(word in ours for word in words)
+
+
 def agree(theirs, ours):
-    if isinstance(theirs, str):
+    if isinstance(ours, str) and isinstance(theirs, str):
+        ours, theirs = (RESULT_ID.sub("", text) for text in (ours, theirs))
+    if isinstance(theirs, str) or not isinstance(ours, TemplateError):
         return ours == theirs
     message = " ".join(str(theirs).split())[:500]
-    return isinstance(ours, TemplateError) and str(ours).endswith(f": {message}")
+    return str(ours).endswith((f": {message}", ROLES_ALTERNATE))
 
 
 def test_every_real_template_renders_like_transformers(templates):
@@ -132,6 +194,6 @@ def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf)
     ],
 )
 def test_jinja_features_equal_transformers(source):
-    messages = [{"role": "system", "content": "é<&>'"}, {"role": "user", "content": "\u2028"}]
+    messages = [{"role": "assistant", "content": "é<&>'"}, {"role": "user", "content": "\u2028"}]
     ours = rendered(ChatTemplate(source, special_tokens=TOKENS), messages, None)
     assert agree(reference(source, messages, None), ours), ours

@@ -69,7 +69,7 @@ class _Conversation:
                 self._add_call(item, field)
             case "function_call_output":
                 content = _content(_output_text(item.get("output")), f"{field}.output")
-                self._append({"role": "tool", "tool_call_id": _string(item, "call_id", field), "content": content})
+                self._append({"role": "tool", **_call_id(item, "tool_call_id", field), "content": content})
             case None:
                 raise invalid_body(f"{field}: must have a 'type'", field)
             case kind:
@@ -89,8 +89,8 @@ class _Conversation:
             self._append({"role": role, "content": content})
 
     def _add_call(self, item: Item, field: str) -> None:
-        function = {"name": _string(item, "name", field), "arguments": _string(item, "arguments", field)}
-        call = {"id": _string(item, "call_id", field), "type": "function", "function": function}
+        function = {"name": _string(item, "name", field), "arguments": _arguments(item, field)}
+        call = {**_call_id(item, "id", field), "type": "function", "function": function}
         message = self._messages[-1] if self._assistant_open else self._begin_assistant()
         message.setdefault("tool_calls", []).append(call)
 
@@ -167,6 +167,17 @@ def _reasoning_text(item: Item, field: str) -> str:
             raise invalid_body(f"{field}.{name}: must be a list of parts", f"{field}.{name}")
         texts = texts or [_string(part, "text", f"{field}.{name}") for part in parts]
     return "\n\n".join(texts)
+
+
+def _call_id(item: Item, name: str, field: str) -> Message:
+    """Return the id of a call as the field `name`. Without an id, results belong to calls by their order."""
+    return {name: _string(item, "call_id", field)} if item.get("call_id") is not None else {}
+
+
+def _arguments(item: Item, field: str) -> Any:
+    """Return the arguments of a call. Some clients send an object in place of its JSON text, or null."""
+    arguments = item.get("arguments")
+    return arguments if arguments is None or isinstance(arguments, dict) else _string(item, "arguments", field)
 
 
 def _string(value: Mapping[str, Any], name: str, field: str) -> str:

@@ -1,6 +1,7 @@
 """A model's chat template, which renders messages as prompt text."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +39,7 @@ class ChatTemplate:
         self.source = source
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens=special_tokens)
         self.special_tokens = dict(special_tokens or {})
-        self._shaper = MessageShaper(self._attempt)
+        self._shaper = MessageShaper(self._attempt, source)
 
     def render(
         self,
@@ -74,10 +75,22 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **variables,
             )
-        shaped = [self._shaper.shaped(message) for message in messages]
-        if continue_final_message:
-            return self._render_continued(shaped, tools, variables)
-        return self._run(shaped, tools, add_generation_prompt, variables)
+        shaped = self._shaper.shaped(messages)
+
+        def rendered(turns: list[dict[str, Any]]) -> str:
+            if continue_final_message:
+                return self._render_continued(turns, tools, variables)
+            return self._run(turns, tools, add_generation_prompt, variables)
+
+        try:
+            return rendered(shaped)
+        except TemplateBoundsError:
+            raise
+        except TemplateError:
+            for turns in self._shaper.repaired(shaped):
+                with suppress(TemplateError):
+                    return rendered(turns)
+            raise
 
     def mentions(self, variable: str) -> bool:
         """Return whether the template, or the separate template for tools, uses the variable `variable`.

@@ -3,48 +3,41 @@
 `transformers` leaves most of this conversion to its callers. The rules are:
 
 * Fields with null values are omitted. Reasoning is copied to `reasoning_content` and `thinking`, as in `transformers`.
+  If the template reads neither, but content parts of type `thinking`, reasoning becomes the first part of the content.
+* Tool results follow their calls in the order of the calls, and the ids of calls have the template's format
+  (`call_matching`).
 * The arguments of tool calls are JSON text in OpenAI's format. They are converted to objects, unless the template needs
-  text.
+  text. Arguments that are no JSON object stay text. If the template needs an object, the text becomes the value of the
+  key `invalid_arguments`.
 * In a message with tool calls, null content is omitted. If the template cannot render such a message without content,
   the content stays null. If the template cannot render null either, the content becomes empty text.
 * In a message without tool calls, null content becomes empty text.
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
-  role.
-
-The module renders short test conversations to detect the requirements of a template.
+  role. Text becomes a list if the template only supports lists.
+* Messages that the template would reject or omit are merged or split (`message_merging`).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from helexa.neuron.text.templates.call_matching import calls_of, with_matched_results
+from helexa.neuron.text.templates.message_merging import (
+    REASONING,
+    alternating,
+    text_of,
+    with_calls_apart,
+    with_one_system_message,
+    with_single_calls,
+    with_system_in_user_message,
+)
 from helexa.neuron.text.templates.template_renderer import TemplateError
+from helexa.neuron.text.templates.template_traits import Attempt, TemplateTraits
 
 Message = Mapping[str, Any]
-Attempt = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None]
-"""Function that renders messages and tools with the template. It returns the text, or None if rendering fails."""
+Turn = dict[str, Any]
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-
-_ABSENT = {}
-_NULL = {"content": None}
-_EMPTY = {"content": ""}
-
-_USER = {"role": "user", "content": "trial message"}
-_MARK = "trial mark"
-_RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "trial_tool", "content": "result"}
-_PARTS = [{"type": "text", "text": text} for text in ("trial part", "trial rest")]
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "trial_tool",
-        "description": "trial",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "key"}}},
-    },
-}
+_INVALID = "invalid_arguments"
 
 
 class MessageShaper:
@@ -52,116 +45,138 @@ class MessageShaper:
 
     Args:
         attempt: function that renders a test conversation with the template.
+        source: text of the template.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._parts_support: dict[str, bool] = {}
+    def __init__(self, attempt: Attempt, source: str) -> None:
+        self._traits = TemplateTraits(attempt, source)
 
-    def shaped(self, message: Message) -> dict[str, Any]:
-        """Return a copy of `message` in the format of the template.
+    def shaped(self, messages: Sequence[Message]) -> list[Turn]:
+        """Return a copy of `messages` in the format of the template.
 
         Raises:
-            TemplateError: the message has an image and the template supports only text.
+            TemplateError: a message has an image and the template supports only text.
         """
-        shaped = {key: value for key, value in message.items() if value is not None}
-        reasoning = next((shaped[key] for key in _REASONING if key in shaped), None)
+        turns = self._with_system([self._cleaned(message) for message in messages])
+        if any(calls_of(turn) or turn.get("role") == "tool" for turn in turns):
+            turns = with_matched_results(turns, self._traits.call_ids)
+            if any(len(calls_of(turn)) > 1 for turn in turns) and not self._traits.takes_parallel_calls:
+                turns = with_single_calls(turns)
+            if any(calls_of(turn) and turn.get("content") for turn in turns):
+                turns = self._with_text_beside_calls(turns)
+        return [self._shaped(turn) for turn in turns]
+
+    def repaired(self, shaped: Sequence[Turn]) -> Iterator[list[Turn]]:
+        """Yield other forms of a conversation that the template has rejected, the best form first."""
+        for empty in ("", [{"type": "text", "text": ""}]):  # Ministral's template rejects "", but no empty part
+            turns = alternating(shaped, empty)
+            if turns != shaped:
+                yield turns
+
+    def _cleaned(self, message: Message) -> Turn:
+        turn = {key: value for key, value in message.items() if value is not None}
+        if turn.get("role") == "developer" and not self._traits.takes_developer:
+            turn["role"] = "system"
+        reasoning = next((turn[key] for key in REASONING if key in turn), None)
         if reasoning is not None:
-            shaped = {"thinking": reasoning} | shaped | {"reasoning_content": reasoning}
-        calls = shaped.get("tool_calls")
-        calls = calls if isinstance(calls, list) else []
+            turn = {"thinking": reasoning} | turn | {"reasoning_content": reasoning}
+        return turn
+
+    def _with_system(self, turns: list[Turn]) -> list[Turn]:
+        later = any(turn.get("role") in ("system", "developer") for turn in turns[1:])
+        if later and not self._traits.takes_systems_anywhere:
+            turns = with_one_system_message(turns)
+        if turns and turns[0].get("role") == "system" and not self._traits.takes_system:
+            turns = with_system_in_user_message(turns)
+        return turns
+
+    def _with_text_beside_calls(self, turns: list[Turn]) -> list[Turn]:
+        if not self._traits.takes_calls_beside_text:
+            return list(with_calls_apart(turns))
+        if self._traits.takes_reasoning_beside_text:
+            return turns
+        return [_with_text_as_reasoning(turn) for turn in turns]
+
+    def _shaped(self, turn: Turn) -> Turn:
+        calls, content = calls_of(turn), turn.get("content")
         if calls:
-            shaped["tool_calls"] = [self._shaped_call(call) for call in calls]
-        content = shaped.get("content")
+            turn = turn | {"tool_calls": [self._shaped_call(call) for call in calls]}
+        if turn.get("role") == "assistant" and "reasoning_content" in turn and self._traits.reads_reasoning_parts:
+            return _with_reasoning_part(turn)
         if content is None:
-            shaped |= self._call_shape[0] if calls else _EMPTY
-        elif isinstance(content, list) and not self._supports_parts(shaped.get("role")):
-            shaped["content"] = _join_text_parts(content)
-        return shaped
+            return {**turn, **(self._traits.call_shape.content if calls else {"content": ""})}
+        if isinstance(content, list) and not self._traits.takes_parts(turn.get("role")):
+            return turn | {"content": _joined(content)}
+        if isinstance(content, str) and content and not calls and self._reads_only_parts(turn.get("role")):
+            return turn | {"content": [{"type": "text", "text": content}]}
+        return turn
+
+    def _reads_only_parts(self, role: Any) -> bool:
+        return not self._traits.takes_text(role) and self._traits.takes_parts(role)
 
     def _shaped_call(self, call: Any) -> Any:
-        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        function = call["function"]
+        if "arguments" not in function:
             return call
-        if "arguments" not in call["function"]:
-            return call
-        arguments = call["function"]["arguments"]
-        if self._call_shape[1]:
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        else:
-            arguments = _parse_arguments(arguments)
-        return {**call, "function": {**call["function"], "arguments": arguments}}
-
-    def _supports_parts(self, role: Any) -> bool:
-        """Return whether the template renders messages of `role` whose content is a list of text parts."""
-        name = role if role in _ROLES else "user"
-        if name not in self._parts_support:
-            self._parts_support[name] = self._try_parts(name)
-        return self._parts_support[name]
-
-    def _try_parts(self, role: str) -> bool:
-        turn = {"role": role, "content": _PARTS}
-        preceding, following = [], []
-        if role == "tool":
-            preceding = [_USER, _call_turn(*self._call_shape)]
-            turn = _RESULT | turn
-        elif role == "assistant":
-            preceding = [_USER]
-        elif role != "user":
-            following = [_USER]
-        text = self._attempt([*preceding, turn, *following], None) or ""
-        return all(text.count(part["text"]) == 1 for part in _PARTS) and "'type'" not in text and '"type"' not in text
-
-    @cached_property
-    def _call_shape(self) -> tuple[dict[str, Any], bool]:
-        """The form in which the template expects an assistant message that has tool calls and no text.
-
-        The first value is the content field of this message: absent, null or empty text. The second value is whether
-        the arguments of tool calls must be JSON text instead of an object.
-        """
-        plain = self._attempt([_USER], [_TOOL]) or ""
-        for as_text in (False, True):
-            for content in (_ABSENT, _NULL, _EMPTY):
-                text = self._attempt([_USER, _call_turn(content, as_text), _RESULT], [_TOOL]) or ""
-                if _MARK in text and text.count("None") == plain.count("None"):
-                    return content, as_text
-        return _EMPTY, False
+        arguments = function["arguments"]
+        value = _parsed(arguments)
+        if self._traits.call_shape.as_text:
+            is_object_text = (
+                isinstance(arguments, str) and arguments.strip() and _parsed(arguments, depth=1) is not None
+            )
+            text = arguments if is_object_text or value is None else value
+            arguments = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+        elif value is not None:
+            arguments = value
+        elif not isinstance(arguments, str) or not self._traits.takes_any_arguments:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            arguments = text if self._traits.takes_any_arguments else {_INVALID: text}
+        return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _call_turn(content: dict[str, Any], as_text: bool) -> dict[str, Any]:
-    """Return an assistant message for a test conversation, with a call of the test tool.
+def _with_text_as_reasoning(turn: Turn) -> Turn:
+    """Return the message with the text at the end of the reasoning, if the message has reasoning, text and calls."""
+    reasoning, text = turn.get("reasoning_content"), text_of(turn.get("content"))
+    if not calls_of(turn) or not isinstance(reasoning, str) or not text:
+        return turn
+    reasoning = f"{reasoning}\n\n{text}"
+    kept = {key: value for key, value in turn.items() if key != "content"}
+    return kept | {"reasoning_content": reasoning, "thinking": reasoning}
+
+
+def _with_reasoning_part(turn: Turn) -> Turn:
+    """Return the message with its reasoning as the first part of the content."""
+    content = turn.get("content") or []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return turn | {"content": [{"type": "thinking", "thinking": turn["reasoning_content"]}, *parts]}
+
+
+def _joined(parts: list[Any]) -> str:
+    text = text_of(parts)
+    if text is None:
+        other = next(part for part in parts if text_of([part]) is None)
+        kind = other.get("type") if isinstance(other, Mapping) else None
+        raise TemplateError(f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'")
+    return text
+
+
+def _parsed(arguments: Any, depth: int = 2) -> dict[str, Any] | None:
+    """Return the arguments of a tool call as an object. None if they are no JSON object.
+
+    Absent arguments mean an empty object. Some clients encode the JSON text twice.
 
     Args:
-        content: the content field of the message. An empty dict omits the field.
-        as_text: whether the arguments are JSON text instead of an object.
+        arguments: an object, or its JSON text.
+        depth: maximum number of times that the text may be encoded.
     """
-    arguments = {"key": _MARK}
-    function = {"name": "trial_tool", "arguments": json.dumps(arguments) if as_text else arguments}
-    call = {"id": "call00000", "type": "function", "function": function}
-    return {"role": "assistant", **content, "tool_calls": [call]}
-
-
-def _join_text_parts(parts: Sequence[Any]) -> str:
-    texts = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            raise TemplateError(f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'")
-    return "\n".join(texts)
-
-
-def _parse_arguments(arguments: Any) -> Any:
-    """Return the object in the JSON text `arguments` of a tool call. Empty text means an empty object.
-
-    A value that is not the JSON text of an object is returned unchanged.
-    """
-    if not isinstance(arguments, str):
+    if isinstance(arguments, dict):
         return arguments
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str) or depth == 0:
+        return None
     try:
-        parsed = json.loads(arguments) if arguments.strip() else {}
+        value = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+        return None
+    return _parsed(value, depth - 1) if isinstance(value, dict | str) and value != "" else None

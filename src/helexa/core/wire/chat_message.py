@@ -1,0 +1,171 @@
+"""Messages of OpenAI's chat completions API."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from helexa.core.wire.request import WireObject
+
+IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
+
+# Types of text parts: each part holds its text in the named field. The Responses API has other names for text.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THINKING_PARTS = ("thinking", "redacted_thinking")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")  # signed reasoning of LiteLLM and of OpenRouter
+_ANSWER_ONLY = ("audio", "annotations", "parsed", "function_call", "refusal", *_REASONING_BLOCKS)
+_Content = str | list[dict[str, Any]] | None
+_Calls = list[dict[str, Any]] | None
+
+
+def _content(value: Any) -> Any:
+    """Check that the content of a message is a string, None, or a list of text and image parts, and return it."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be a string, a list of parts or null")
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise PydanticCustomError("content", "part {index} is not an object with a 'type'", {"index": index})
+        if kind in IMAGE_PARTS or kind in _THINKING_PARTS:
+            continue
+        field = _TEXT_PARTS.get(kind)
+        if field is None:
+            raise PydanticCustomError(
+                "content", "part {index} is of unknown type '{kind}'", {"index": index, "kind": kind[:100]}
+            )
+        if not isinstance(part.get(field), str):
+            raise PydanticCustomError(
+                "content", "part {index} has no '{field}' string", {"index": index, "field": field}
+            )
+    return value
+
+
+def _calls(value: Any) -> _Calls:
+    """Check the tool calls of a message, and return them with only the fields that chat templates read.
+
+    Clients add fields of their own, for example `index` after a streamed answer, and some templates print all fields.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise PydanticCustomError("tool_calls", "must be a list or null")
+    return [_call(call, index) for index, call in enumerate(value)]
+
+
+def _call(call: Any, index: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise PydanticCustomError(
+            "tool_calls", "call {index} must have a 'function' with a 'name' that is not empty", {"index": index}
+        )
+    call_id = call.get("id")
+    named = {} if call_id in (None, "") else {"id": call_id if isinstance(call_id, str) else str(call_id)[:256]}
+    arguments = function.get("arguments")
+    return {
+        **named,
+        "type": "function",
+        "function": {"name": name, "arguments": {} if arguments is None else arguments},
+    }
+
+
+class ChatMessage(WireObject):
+    """One message of a chat. Undeclared fields, such as `name`, are passed to the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
+    tool_calls: Annotated[_Calls, PlainValidator(_calls, json_schema_input_type=_Calls)] = None
+
+    @model_validator(mode="after")
+    def _check_thinking(self) -> "ChatMessage":
+        if self.role != "assistant" and isinstance(self.content, list):
+            for part in self.content:
+                if part["type"] in _THINKING_PARTS:
+                    raise PydanticCustomError(
+                        "content",
+                        "parts of type '{kind}' are only allowed in assistant messages",
+                        {"kind": part["type"]},
+                    )
+        return self
+
+    @property
+    def has_image(self) -> bool:
+        """Whether a part of the content is an image."""
+        return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as input of a chat template, in the same form for all equivalent spellings.
+
+        * Undeclared fields that are null or empty are left out, and so is an empty list of tool calls.
+        * Text parts have the type `text`. Empty text parts are left out. A single text part becomes a string.
+        * Images become `{"type": "image"}`.
+        * In an assistant message, a refusal is the content, a `function_call` is a tool call, and signed reasoning is
+          `reasoning_content`. Content without text is null if there are tool calls.
+        """
+        fields = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, "", [], {})}
+        message: dict[str, Any] = {"role": self.role, "content": _content_for_template(self.content)}
+        if self.role != "assistant":
+            return message | fields
+        calls = self.tool_calls or _legacy_call(fields.get("function_call"))
+        if not message["content"] and isinstance(refusal := fields.get("refusal"), str):
+            message["content"] = refusal
+        if calls:
+            message["tool_calls"] = calls
+            if isinstance(message["content"], str) and not message["content"].strip():
+                message["content"] = None
+        reasoning = "" if any(name in fields for name in _REASONING) else self._signed_reasoning(fields)
+        fields = {name: value for name, value in fields.items() if name not in _ANSWER_ONLY}
+        return message | fields | ({"reasoning_content": reasoning} if reasoning else {})
+
+    def _signed_reasoning(self, fields: Mapping[str, Any]) -> str:
+        """Return the reasoning in content parts of type `thinking`, or in the fields of LiteLLM and OpenRouter."""
+        blocks: Sequence[Any] = self.content if isinstance(self.content, list) else ()
+        for source in (blocks, *(fields.get(name) for name in _REASONING_BLOCKS)):
+            texts = [_thought(block) for block in source] if isinstance(source, list) else []
+            if text := "\n".join(filter(None, texts)):
+                return text
+        return ""
+
+
+def _thought(block: Any) -> str:
+    """Return the text of a block of reasoning. It is empty for encrypted blocks and for blocks of other types."""
+    match block:
+        case {"type": "thinking", "thinking": str(text)} | {"type": "reasoning.text", "text": str(text)}:
+            return text
+        case {"type": "thinking", "thinking": list(chunks)}:  # Mistral's format
+            return "".join([chunk["text"] for chunk in chunks if isinstance(chunk, dict) and _is_text(chunk)])
+        case _:
+            return ""
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _content_for_template(content: _Content) -> _Content:
+    if not isinstance(content, list):
+        return content
+    parts = [_part_for_template(part) for part in content if part["type"] not in _THINKING_PARTS]
+    parts = [part for part in parts if part.get("text") != ""]
+    if not parts:
+        return ""
+    return parts[0]["text"] if len(parts) == 1 and _is_text(parts[0]) else parts
+
+
+def _part_for_template(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] in IMAGE_PARTS:
+        return {"type": "image"}
+    return {"type": "text", "text": part[_TEXT_PARTS[part["type"]]]}
+
+
+def _legacy_call(function_call: Any) -> _Calls:
+    """Return the tool call in the deprecated field `function_call`."""
+    match function_call:
+        case {"name": str(name)} if name:
+            return [_call({"function": {"name": name, "arguments": function_call.get("arguments")}}, 0)]
+        case _:
+            return None

@@ -1,0 +1,318 @@
+"""Real chat templates render every form of a conversation that clients send like the canonical form."""
+
+import json
+import re
+
+import pytest
+
+from helexa.core.wire.chat_message import ChatMessage
+from helexa.neuron.text.templates.chat_template import ChatTemplate
+from helexa.neuron.text.templates.template_renderer import TemplateError
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+WITHOUT_CALLS = {  # templates that cannot render a tool call, with or without `transformers`
+    *("fireworks-ai-llama-3-firefunction-v2", "llama-cpp-deepseek-r1", "google-gemma-2-2b-it", "llama-cpp-rwkv-world"),
+    *("Kimi-K2-Instruct", "Kimi-K2-Thinking", "microsoft-Phi-3.5-mini-instruct", "HuggingFaceTB-SmolLM3-3B"),
+    *("LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"),
+}
+
+
+def tool(name, parameter):
+    schema = {"type": "object", "properties": {parameter: {"type": "string", "description": "d"}}}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
+
+
+def call(number, name, arguments):
+    return {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def without(fields, *names):
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def with_function(tool_call, **fields):
+    return tool_call | {"function": tool_call["function"] | fields}
+
+
+TOOLS = [tool("get_weather", "city"), tool("clock", "zone")]
+SYSTEM = {"role": "system", "content": "SysText"}
+USER = {"role": "user", "content": "UserOne"}
+FIRST, SECOND = call(1, "get_weather", '{"city": "Zug"}'), call(2, "clock", '{"zone": "Rome"}')
+CALLS = {"role": "assistant", "content": None, "tool_calls": [FIRST, SECOND]}
+FIRST_RESULT = {"role": "tool", "tool_call_id": "call00001", "content": "ResOne"}
+SECOND_RESULT = {"role": "tool", "tool_call_id": "call00002", "content": "ResTwo"}
+ANSWER = {"role": "assistant", "content": "AnsOne"}
+LAST = {"role": "user", "content": "UserTwo"}
+
+
+def conversation(*, system=SYSTEM, user=USER, calls=CALLS, results=(FIRST_RESULT, SECOND_RESULT), answer=ANSWER):
+    return [system, user, calls, *results, answer, LAST]
+
+
+def with_ids(first, second):
+    calls = [FIRST | {"id": first}, SECOND | {"id": second}]
+    results = [FIRST_RESULT | {"tool_call_id": first}, SECOND_RESULT | {"tool_call_id": second}]
+    return conversation(calls=CALLS | {"tool_calls": calls}, results=results)
+
+
+def parts(*texts, kind="text"):
+    return [{"type": kind, "text": text} for text in texts]
+
+
+NULLS = {
+    **{"refusal": None, "audio": None, "function_call": None, "annotations": [], "reasoning": None, "parsed": None},
+    **{"reasoning_content": "", "thinking": "", "name": None, "reasoning_details": [], "thinking_blocks": None},
+}
+FORMS = {
+    "calls without content": conversation(calls=without(CALLS, "content")),
+    "calls with empty content": conversation(calls=CALLS | {"content": ""}),
+    "calls with blank content": conversation(calls=CALLS | {"content": "\n"}),
+    "calls with an empty list": conversation(calls=CALLS | {"content": []}),
+    "calls with an empty part": conversation(calls=CALLS | {"content": parts("")}),
+    "calls with null fields": conversation(calls=CALLS | NULLS),
+    "calls with arguments as objects": conversation(
+        calls=CALLS
+        | {
+            "tool_calls": [
+                with_function(one, arguments=json.loads(one["function"]["arguments"])) for one in CALLS["tool_calls"]
+            ]
+        }
+    ),
+    "calls with arguments encoded twice": conversation(
+        calls=CALLS | {"tool_calls": [with_function(FIRST, arguments=json.dumps('{"city": "Zug"}')), SECOND]}
+    ),
+    "calls with fields of SDKs": conversation(
+        calls=CALLS
+        | {
+            "tool_calls": [
+                with_function(one | {"index": index}, parsed_arguments=None)
+                for index, one in enumerate([FIRST, SECOND])
+            ]
+        }
+    ),
+    "calls without type": conversation(calls=CALLS | {"tool_calls": [without(one, "type") for one in (FIRST, SECOND)]}),
+    "no calls: empty list": conversation(answer=ANSWER | {"tool_calls": []}),
+    "no calls: null": conversation(answer=ANSWER | {"tool_calls": None}),
+    "answer with null fields": conversation(answer=ANSWER | NULLS | {"tool_calls": None}),
+    "answer as one part": conversation(answer=ANSWER | {"content": parts("AnsOne")}),
+    "answer with empty parts": conversation(answer=ANSWER | {"content": parts("", "AnsOne", "")}),
+    "answer as output_text": conversation(answer=ANSWER | {"content": parts("AnsOne", kind="output_text")}),
+    "answer as refusal": conversation(answer={"role": "assistant", "content": None, "refusal": "AnsOne"}),
+    "other roles with null fields": conversation(
+        system=SYSTEM | {"name": None, "tool_calls": []}, user=USER | {"name": None, "tool_calls": []}
+    ),
+    "parts of other roles": conversation(
+        system=SYSTEM | {"content": parts("SysText")}, user=USER | {"content": parts("UserOne", kind="input_text")}
+    ),
+    "results as parts": conversation(
+        results=[one | {"content": parts(one["content"])} for one in (FIRST_RESULT, SECOND_RESULT)]
+    ),
+    "results with names": conversation(results=[FIRST_RESULT | {"name": "get_weather"}, SECOND_RESULT | {"name": ""}]),
+    "results without ids": conversation(
+        results=[without(one, "tool_call_id") for one in (FIRST_RESULT, SECOND_RESULT)]
+    ),
+    "results with empty ids": conversation(
+        results=[FIRST_RESULT | {"tool_call_id": None}, SECOND_RESULT | {"tool_call_id": ""}]
+    ),
+    "results with unknown ids": conversation(
+        results=[FIRST_RESULT | {"tool_call_id": "x1"}, SECOND_RESULT | {"tool_call_id": "x2"}]
+    ),
+    "results by name": conversation(
+        results=[
+            without(SECOND_RESULT, "tool_call_id") | {"name": "clock"},
+            without(FIRST_RESULT, "tool_call_id") | {"name": "get_weather"},
+        ]
+    ),
+    "results in another order": conversation(results=[SECOND_RESULT, FIRST_RESULT]),
+    "no ids": conversation(
+        calls=CALLS | {"tool_calls": [without(one, "id") for one in (FIRST, SECOND)]},
+        results=[without(one, "tool_call_id") for one in (FIRST_RESULT, SECOND_RESULT)],
+    ),
+    "ids of OpenAI": with_ids("call_0123456789abcdef01234567", "call_0123456789abcdef01234568"),
+    "ids of Anthropic": with_ids("toolu_01A09q90qw90lq917835lq9", "toolu_01A09q90qw90lq917835lq8"),
+    "ids of the Responses API": with_ids("call_abc|fc_" + "0" * 60, "call_abc|fc_" + "1" * 60),
+    "ids of Kimi": with_ids("functions.get_weather:0", "functions.clock:1"),
+    "ids with thoughts": with_ids("call_1__thought__" + "Cq4B" * 500, "call_2__thought__" + "Cq4B" * 500),
+    "ids with other characters": with_ids('a"}] é', "\n"),
+    "equal ids": with_ids("call_0", "call_0"),
+    "empty ids": with_ids("", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def models(templates):
+    return {name: ChatTemplate(source, special_tokens=TOKENS) for name, source in templates.items()}
+
+
+def render(template, messages, tools=TOOLS):
+    return template.render([ChatMessage.model_validate(message).for_template() for message in messages], tools=tools)
+
+
+@pytest.fixture(scope="module")
+def canonical(models):
+    """The prompts of the canonical conversation, by template."""
+    return {name: render(model, conversation()) for name, model in models.items() if name not in WITHOUT_CALLS}
+
+
+def pattern(prompt):
+    """Return a pattern that matches `prompt` with other ids, which must be equal in a call and its result."""
+    text = re.escape(prompt)
+    for number in "12":
+        head, *tails = text.split(f"call0000{number}")
+        ids = [rf"(?P<id{number}>[\w.:|-]+)", *[f"(?P=id{number})"] * len(tails)]
+        text = head + "".join(id + tail for id, tail in zip(ids, tails, strict=False))
+    return re.compile(text, re.DOTALL)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_form_renders_like_the_canonical_form(models, canonical, form):
+    different = []
+    for name, prompt in canonical.items():
+        assert all(word in prompt for word in ("UserOne", "get_weather", "Zug", "ResOne", "ResTwo", "AnsOne")), name
+        match = pattern(prompt).fullmatch(render(models[name], FORMS[form]))
+        if not match or len(set(match.groups())) < len(match.groups()):
+            different.append(name)
+    assert different == []
+
+
+def ids_in(template, *rounds):
+    """Return the ids of the calls in a prompt of Mistral's template, after `rounds` of calls with the given ids."""
+    messages = [SYSTEM, USER]
+    for ids in rounds:
+        messages.append(CALLS | {"tool_calls": [FIRST | {"id": id} for id in ids]})
+        messages += [FIRST_RESULT | {"tool_call_id": id, "content": f"Result of {id}"} for id in ids]
+    prompt = render(template, [*messages, ANSWER, LAST])
+    calls = re.findall(r"\[CALL_ID\](.*?)\[ARGS\]", prompt)
+    assert calls == re.findall(r"\[TOOL_RESULTS\](.*?)\[TOOL_CONTENT\]", prompt)
+    return calls
+
+
+def test_foreign_ids_become_nine_characters_for_mistral(models):
+    template = models["Mistral-Small-3.2-24B-Instruct-2506"]
+    first = ids_in(template, ["toolu_1", "call_2"])
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", id) for id in first)
+    later = ids_in(template, ["toolu_1", "call_2"], ["abcdefghi", "toolu_1"], ["abcdefghi"])
+    assert later[:2] == first  # the prefix cache needs the same ids in later turns
+    assert later[2] == "abcdefghi"
+    assert len(set(later)) == 5
+
+
+def test_id_that_equals_a_derived_id_stays(models):
+    template = models["Mistral-Small-3.2-24B-Instruct-2506"]
+    (derived,) = ids_in(template, ["toolu_1"])
+    first, second = ids_in(template, ["toolu_1"], [derived])
+    assert second == derived
+    assert first != derived
+
+
+def test_kimi_results_have_the_ids_that_the_template_writes(models):
+    prompt = render(models["moonshotai-Kimi-K2"], FORMS["ids of OpenAI"])
+    calls = re.findall(r"<\|tool_call_begin\|>(.*?)<", prompt)
+    assert calls == re.findall(r"## Return of (\S+?)\\n", prompt) == ["functions.get_weather:0", "functions.clock:1"]
+
+
+def test_two_results_of_a_call_become_one(models):
+    twice = conversation(results=[FIRST_RESULT, SECOND_RESULT, FIRST_RESULT | {"content": "More"}])
+    joined = conversation(results=[FIRST_RESULT | {"content": "ResOne\nMore"}, SECOND_RESULT])
+    for name, template in models.items():
+        if name not in WITHOUT_CALLS:
+            assert render(template, twice) == render(template, joined), name
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Zug', '["Zug"]', '"Zug"', "{'city': 'Zug'}", "Zug", ["Zug"], '{"city": "Zug"}}', '"{Zug"']
+)
+def test_invalid_arguments_are_rendered(models, arguments):
+    calls = CALLS | {"tool_calls": [with_function(FIRST, arguments=arguments)]}
+    for name, template in models.items():
+        if name not in WITHOUT_CALLS:
+            prompt = render(template, conversation(calls=calls, results=[FIRST_RESULT]))
+            assert "Zug" in prompt, name
+            assert "ResOne" in prompt, name
+
+
+@pytest.mark.parametrize("arguments", ["", " ", None, "{}", {}])
+def test_empty_arguments_are_an_empty_object(models, arguments):
+    for name, template in models.items():
+        if name not in WITHOUT_CALLS:
+            prompts = {
+                render(template, conversation(calls=CALLS | {"tool_calls": [one]}, results=[FIRST_RESULT]))
+                for one in (with_function(FIRST, arguments=arguments), with_function(FIRST, arguments={}))
+            }
+            assert len(prompts) == 1, name
+
+
+ONE_CALL = CALLS | {"tool_calls": [FIRST]}
+ORDERS = {
+    "two system messages": [SYSTEM, {"role": "system", "content": "SysTwo"}, USER, ANSWER, LAST],
+    "system message in the middle": [SYSTEM, USER, ANSWER, {"role": "system", "content": "SysTwo"}, LAST],
+    "system message in a tool loop": [
+        SYSTEM,
+        USER,
+        ONE_CALL,
+        FIRST_RESULT,
+        {"role": "system", "content": "SysTwo"},
+        ANSWER,
+        LAST,
+    ],
+    "developer": [{"role": "developer", "content": "SysTwo"}, USER, ANSWER, LAST],
+    "system and developer": [SYSTEM, {"role": "developer", "content": "SysTwo"}, USER, ANSWER, LAST],
+    "two user messages": [SYSTEM, USER, ANSWER, LAST, {"role": "user", "content": "UserThree"}],
+    "two answers": [SYSTEM, USER, ANSWER, {"role": "assistant", "content": "AnsTwo"}, LAST],
+    "answer before calls": [
+        SYSTEM,
+        USER,
+        ANSWER,
+        ONE_CALL,
+        FIRST_RESULT,
+        {"role": "assistant", "content": "AnsTwo"},
+        LAST,
+    ],
+    "answer first": [SYSTEM, ANSWER, LAST],
+    "user after a result": [SYSTEM, USER, ONE_CALL, FIRST_RESULT, LAST],
+    "call without a result": [SYSTEM, USER, ONE_CALL, LAST],
+    "empty answer": [SYSTEM, USER, {"role": "assistant", "content": ""}, LAST],
+    "empty result": [SYSTEM, USER, ONE_CALL, FIRST_RESULT | {"content": ""}, ANSWER, LAST],
+    "calls without tools": conversation(),
+}
+WITH_TOOLS_ONLY = ("-tool_use", "fireworks", "functionary")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_unusual_order_is_rendered_without_loss(models, order):
+    messages = ORDERS[order]
+    words = re.findall(r"\b(?:Sys|User|Ans|Res)[A-Z]\w*|Zug", json.dumps(messages))
+    has_calls = any("tool_calls" in message for message in messages)
+    lost = {}
+    for name, template in models.items():
+        if any(part in name for part in WITH_TOOLS_ONLY) or (has_calls and name in WITHOUT_CALLS):
+            continue
+        if name in ("llama-cpp-rwkv-world", "llama-cpp-deepseek-r1"):
+            continue  # these templates of llama.cpp keep only the last system message
+        prompt = render(template, messages, None if order == "calls without tools" else TOOLS)
+        if missing := [word for word in words if word not in prompt]:
+            lost[name] = missing
+    assert lost == {}
+
+
+def test_text_and_reasoning_beside_calls_are_rendered(models):
+    beside = ONE_CALL | {"content": "TextBeside", "reasoning_content": "Thought"}
+    for name, template in models.items():
+        if name not in WITHOUT_CALLS:
+            prompt = render(template, [SYSTEM, USER, beside, FIRST_RESULT])
+            assert "Zug" in prompt, name
+            if name in ("openai-gpt-oss-120b", "mistralai-Ministral-3-14B-Reasoning-2512"):
+                assert "Thought" in prompt
+                assert "TextBeside" in prompt
+
+
+def test_string_becomes_a_list_if_the_template_reads_only_lists():
+    part = "{% if part.text %}{{ m.role ~ part.text }}{% endif %}"
+    source = f"{{% for m in messages %}}{{% for part in m.content %}}{part}{{% endfor %}}{{% endfor %}}"
+    assert render(ChatTemplate(source), [SYSTEM, USER, ANSWER], None) == "systemSysTextuserUserOneassistantAnsOne"
+
+
+def test_template_error_is_that_of_the_original_order():
+    source = "{{ raise_exception('order ' ~ messages | map(attribute='role') | join(',')) }}"
+    with pytest.raises(TemplateError, match=r"order user,user$"):
+        render(ChatTemplate(source), [USER, LAST])
