@@ -73,21 +73,16 @@ class Case:
 
 def random_cases(chance: random.Random, subject: Subject, count: int) -> list[Case]:
     """Return requests of which many have a common beginning."""
-    stems = [
-        [
-            *_text(chance, chance.choice((40, PAGE_SIZE, 2 * PAGE_SIZE))),
-            chance.choice(_images(subject)),
-            *_text(chance, 9),
-        ]
-        for _ in range(2)
-    ]
+    lengths = (40, PAGE_SIZE, 2 * PAGE_SIZE)
+    stems = [[*_text(chance, chance.choice(lengths)), chance.choice(_images(subject)), 8, 9] for _ in range(2)]
     return [_case(chance, subject, number, chance.choice(stems)) for number in range(count)]
 
 
 def _case(chance: random.Random, subject: Subject, number: int, stem: list[int | PreparedImage]) -> Case:
-    parts = [*stem[: chance.randint(0, len(stem))], *_text(chance, chance.choice((1, 2, 9, 30, 70)))]
+    common = chance.choice((0, PAGE_SIZE, len(stem) - 3, len(stem), len(stem)))
+    parts = [*stem[:common], *_text(chance, chance.choice((1, 2, 9, 30, 55, 60)))]
     if chance.random() < 0.3:
-        parts[chance.randrange(len(parts))] = chance.choice(_images(subject))
+        parts[-1] = chance.choice(_images(subject))
     images = [part for part in parts if isinstance(part, PreparedImage)]
     tokens = [subject.image_token if isinstance(part, PreparedImage) else part for part in parts]
     prompt, ranges = tokens, []
@@ -112,7 +107,7 @@ def _case(chance: random.Random, subject: Subject, number: int, stem: list[int |
         sampling=sampling,
         stop_ids=chance.sample(range(LETTERS), 2),
         salt=chance.choice(("", "", "", "other")),
-        turn=chance.choice((0, len(stem) // 2, len(prompt))),
+        turn=chance.choice((0, common, common)),
         grammar=chance.choice(_GRAMMARS) if chance.random() < 0.2 else "",
         images=[PromptImage(image.digest, image.layout) for image in images],
         image_ranges=ranges,
