@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import msgspec
 import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampling_of
@@ -43,7 +44,7 @@ def tokens(count: int) -> list[int]:
 
 def request(number: int, prompt: list[int], salt: str = "", **sampling: float) -> Sequence:
     """Return a sequence that generates tokens without end."""
-    params = SamplingParams(**({"temperature": 0.0} | sampling))  # type: ignore[arg-type]
+    params = msgspec.structs.replace(SamplingParams(temperature=0.0), **sampling)
     return Sequence(Generate(id=number, prompt=prompt, max_tokens=1 << 20, salt=salt, sampling=params))
 
 
@@ -74,7 +75,7 @@ class SimulatedEngine:
 
 
 def penalties(**sampling: float) -> Callable[[], None]:
-    sequences = [request(number, [1], **sampling) for number in range(16)]
+    sequences = [request(number, [1], "", **sampling) for number in range(16)]
     for sequence in sequences:
         sequence.tokens += tokens(8192)
     logits = torch.zeros(16, VOCABULARY)

@@ -9,7 +9,7 @@ from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCal
 from helexa.neuron.parsers.code_blocks import CodeBlocks
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.source import MAX_NAME, NotACall
-from helexa.neuron.parsers.values.value_schema import child_schema
+from helexa.neuron.parsers.value_schema import child_schema
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools of a request: tool name -> JSON Schema of the tool's arguments."""

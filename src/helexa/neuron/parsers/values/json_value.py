@@ -6,9 +6,9 @@ from typing import Any
 
 from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.value_schema import child_schema
 from helexa.neuron.parsers.values.json_scalar import MAX_BARE, bare_value
 from helexa.neuron.parsers.values.json_string import JsonString
-from helexa.neuron.parsers.values.value_schema import child_schema
 
 MAX_DEPTH = 100
 
