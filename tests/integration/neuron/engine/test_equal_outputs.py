@@ -1,5 +1,6 @@
 """A sequence has the same output in any schedule as alone, for each kind of model and for two sets of kernels."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -87,6 +88,8 @@ def load(folder: Path, kind: str, kernels: str) -> Subject:
     if kernels == "native" and runner.ops.name != NativeOps.name:
         pytest.skip("no C compiler on this machine")
     write_tokenizer(folder)
+    end = {"eos_token_id": _TEXT["eos_token_id"]}  # Gemma's default is a letter of this vocabulary
+    (folder / "generation_config.json").write_text(json.dumps(end))
     return Subject(runner, read_vocabulary(folder, VOCABULARY), images, IMAGE_TOKEN)
 
 

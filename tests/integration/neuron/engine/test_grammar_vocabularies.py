@@ -255,6 +255,18 @@ def test_vocabulary_of_word_pieces_writes_the_texts_that_it_can_spell(tmp_path: 
     assert (unspellable.bad_grammar, "leaves no token" in unspellable.error) == (True, True)
 
 
+def test_end_token_with_the_bytes_of_a_letter_never_spells_the_letter(tmp_path: Path) -> None:
+    """A configuration may name a token of the text as an end token, for example a default of the architecture."""
+    backend = Backend(models.BPE())
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(["a", "b", "ab"])
+    writer = Writer(_saved(tmp_path / "letters", backend, "b"))
+    assert writer.matcher(for_choice(["aab"])).forced(3) == (0, writer.tokenizer.token_id("ab"))
+    unspellable = writer.matcher(for_choice(["b"]))
+    assert unspellable.rejection_masks([1], ()) == {}
+    assert "leaves no token" in unspellable.error
+
+
 def test_very_long_tokens_do_not_disable_grammars(tmp_path: Path) -> None:
     backend = Backend(models.BPE())
     backend.decoder = decoders.ByteLevel()

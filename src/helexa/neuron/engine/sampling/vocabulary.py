@@ -30,11 +30,14 @@ class _Vocabulary:
         self.tokens = [token if len(token) <= _MAX_TOKEN else b"" for token in tokens]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
         special = {token for token in range(width) if self.tokens[token] and not tokenizer.token_bytes(token)}
-        self.special_token_ids = sorted(special.union(self.ends))  # end tokens never occur in text
+        special.update(self.ends)  # an end token never occurs in text, even if it has the bytes of a text
+        self.special_token_ids = sorted(special)
+        self._special = special
         if not self.ends:
             raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
         self.eos_token_id = self.ends[0]
-        self.bos_token_id = tokenizer.bos_id
+        # llguidance takes this token for a special token. A wrong configuration may name a token of the text.
+        self.bos_token_id = tokenizer.bos_id if tokenizer.bos_id in special else None
         spelled = {self.tokens[token] for token in range(width) if token not in special}
         missing = [byte for byte in map(_byte, range(_MARKER)) if byte not in spelled]
         if missing:
@@ -47,7 +50,8 @@ class _Vocabulary:
         ids = self._tokenizer.encode(text, parse_special=False, continues=True)
         spelled = [self._tokenizer.token_bytes(token) for token in ids]
         # Tokenizers may also change the text: for example, Qwen's tokenizer composes accents.
-        if b"".join(spelled) != encoded or any(len(token) > _MAX_TOKEN for token in spelled):
+        is_exact = b"".join(spelled) == encoded and all(len(token) <= _MAX_TOKEN for token in spelled)
+        if not is_exact or not self._special.isdisjoint(ids):
             return self.greedy(text)
         return ids
 
