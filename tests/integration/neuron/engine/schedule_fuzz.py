@@ -2,6 +2,9 @@
 
 The schedules have common prefixes, cancels, drafts, preemption by few pages, few snapshots, small chunks and
 overlapping steps. The requests have images, grammars, penalties and seeds.
+
+The native kernels compute equal logits in any batch, so all tokens are equal. The logits of the reference kernels
+differ by rounding. There, a token may differ if the log-probabilities of its position are the same within `_ROUNDING`.
 """
 
 import random
@@ -10,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from helexa.neuron.engine.execution.runner import Runner
@@ -26,6 +30,7 @@ from helexa.neuron.vision.preprocessing.image_processor import PreparedImage
 from helexa.neuron.vision.prompt.image_range import expanded_tokens
 
 SEQUENCES = 8
+_ROUNDING = 1e-4
 LETTERS = 256  # tokens of the vocabulary that are text
 _ALONE = EngineOptions(max_sequences=1, prefix_reuse="off", speculation=False)
 _SCHEMA = {
@@ -50,12 +55,35 @@ class Subject:
         vocabulary: the vocabulary of grammars.
         images: images for prompts; empty for a model that reads text only.
         image_token: the token whose embeddings are replaced by those of an image.
+        exact: whether a row of logits does not depend on the other rows of a batch.
     """
 
     runner: Runner
     vocabulary: LLTokenizer
     images: list[PreparedImage]
     image_token: int = 0
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The output of a request. `logprobs` has the log-probabilities of the most likely tokens at each position."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+    finish: str | None
+
+    def differs(self, expected: "Answer", exact: bool) -> bool:
+        """Return whether this answer is not `expected`, by more than rounding unless `exact`."""
+        if (self.tokens, self.finish) == (expected.tokens, expected.finish):
+            return False
+        pairs = zip(self.tokens, expected.tokens, strict=False)
+        first = next((index for index, (token, other) in enumerate(pairs) if token != other), None)
+        if exact or first is None:
+            return True
+        found, wanted = self.logprobs[first], expected.logprobs[first]
+        common = found.keys() & wanted.keys()
+        return not common or max(abs(found[token] - wanted[token]) for token in common) > _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -112,12 +140,14 @@ def _case(chance: random.Random, subject: Subject, number: int, stem: list[int |
         images=[PromptImage(image.digest, image.layout) for image in images],
         image_ranges=ranges,
     )
+    if not subject.exact:
+        request = msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, logprobs=5))
     return Case(request, images)
 
 
-def outputs_alone(subject: Subject, cases: list[Case]) -> dict[int, tuple[list[int], str | None]]:
-    """Return the output tokens and the finish reason of each request, without other requests and without a cache."""
-    outputs: dict[int, tuple[list[int], str | None]] = {}
+def outputs_alone(subject: Subject, cases: list[Case]) -> dict[int, Answer]:
+    """Return the answer of each request, without other requests and without a cache."""
+    outputs: dict[int, Answer] = {}
     for case in cases:
         outputs |= _run(subject, _scheduler(subject, _ALONE, 0, 0), [case], False, lambda scheduler: None, lambda: True)
     return outputs
@@ -132,9 +162,7 @@ def count_differences(subject: Subject, cases: list[Case], chance: random.Random
     return counts
 
 
-def _compare(
-    subject: Subject, cases: list[Case], alone: dict[int, tuple[list[int], str | None]], chance: random.Random
-) -> Counter[str]:
+def _compare(subject: Subject, cases: list[Case], alone: dict[int, Answer], chance: random.Random) -> Counter[str]:
     counts: Counter[str] = Counter()
     canceled: set[int] = set()
     longest = max(len(case.request.prompt) + case.request.max_tokens for case in cases)
@@ -166,11 +194,11 @@ def _compare(
     outputs = _run(subject, scheduler, cases, chance.random() < 0.5, cancel, lambda: chance.random() < pace)
     for case in cases:
         number = case.request.id
-        (tokens, finish), (expected, expected_finish) = outputs[number], alone[number]
+        answer, expected = outputs[number], alone[number]
         if number in canceled:
-            expected, expected_finish = expected[: len(tokens)], None
+            expected = Answer(expected.tokens[: len(answer.tokens)], expected.logprobs, None)
         counts["compared"] += 1
-        counts["different"] += (tokens, finish) != (expected, expected_finish)
+        counts["different"] += answer.differs(expected, subject.exact)
     counts["canceled"] += len(canceled)
     counts["cached"] += scheduler.queues.cached_tokens
     return counts
@@ -183,10 +211,11 @@ def _run(
     overlap: bool,
     before_step: Callable[[Scheduler], None],
     adds: Callable[[], bool],
-) -> dict[int, tuple[list[int], str | None]]:
+) -> dict[int, Answer]:
     """Run all requests. Add a request while `adds` returns True."""
     steps = Steps(subject.runner, scheduler, overlap)
     tokens: dict[int, list[int]] = {case.request.id: [] for case in cases}
+    logprobs: dict[int, list[dict[int, float]]] = {case.request.id: [] for case in cases}
     finishes: dict[int, str | None] = dict.fromkeys(tokens)
     waiting = list(cases)
     while waiting or not steps.idle:
@@ -196,9 +225,10 @@ def _run(
         for output in steps.advance():
             assert output.error is None, output.error
             tokens[output.id] += output.tokens
+            logprobs[output.id] += [dict(most_likely) for _, most_likely in output.logprobs]
             finishes[output.id] = output.finish
     scheduler.check_idle()
-    return {number: (tokens[number], finishes[number]) for number in tokens}
+    return {number: Answer(tokens[number], logprobs[number], finishes[number]) for number in tokens}
 
 
 def _scheduler(subject: Subject, options: EngineOptions, pages: int, snapshots: int) -> Scheduler:

@@ -90,7 +90,7 @@ def load(folder: Path, kind: str, kernels: str) -> Subject:
     write_tokenizer(folder)
     end = {"eos_token_id": _TEXT["eos_token_id"]}  # Gemma's default is a letter of this vocabulary
     (folder / "generation_config.json").write_text(json.dumps(end))
-    return Subject(runner, read_vocabulary(folder, VOCABULARY), images, IMAGE_TOKEN)
+    return Subject(runner, read_vocabulary(folder, VOCABULARY), images, IMAGE_TOKEN, exact=kernels == "native")
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
