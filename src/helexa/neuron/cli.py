@@ -144,9 +144,9 @@ def serve(
 
         membership = Membership(group)
         membership.start()
-    log.info("listening on http://%s:%d", settings.host, settings.port)
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
+    log.info("listening on http://%s:%d", settings.host, settings.port)
     run(_serve(settings, listener, membership))
 
 

@@ -31,7 +31,7 @@ def test_trace_of_a_request_reaches_from_the_gateway_to_the_engine_steps(
 ) -> None:
     with Stack(smollm2_gguf, tmp_path) as stack, stack.client() as client:
         chat = client.chat.completions.create(
-            model="small", max_tokens=TOKENS, messages=[{"role": "user", "content": PROMPT}]
+            model="small", max_tokens=TOKENS, temperature=0, messages=[{"role": "user", "content": PROMPT}]
         )
         assert chat.usage is not None
         assert chat.usage.completion_tokens == TOKENS

@@ -104,21 +104,20 @@ def alternating(messages: Sequence[Turn], empty: Any) -> list[Turn]:
     speaker = ""  # role of the last message that counts
     for message in messages:
         role = message.get("role")
-        if role not in ("user", "assistant"):
+        if role not in ("user", "assistant") or calls_of(message):
             turns.append(message)
             continue
-        calls = bool(calls_of(message))
         follows_directly = bool(turns) and turns[-1].get("role") == role and not calls_of(turns[-1])
-        if role == speaker and follows_directly and not calls:
+        if role == speaker and follows_directly:
             turns[-1] = _merged(turns[-1], message)
             continue
         if role == "user" and speaker == "user":
             turns.append({"role": "assistant", "content": empty})
         elif role == "assistant" and speaker in ("", "assistant"):
             turns.append({"role": "user", "content": ""})
-        is_empty = role == "assistant" and not calls and message.get("content") == ""
+        is_empty = role == "assistant" and message.get("content") == ""
         turns.append(message | {"content": empty} if is_empty else message)
-        speaker = speaker if calls else role
+        speaker = role
     return turns
 
 
