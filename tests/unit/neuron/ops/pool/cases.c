@@ -40,7 +40,8 @@ static void foreign_times(void) {
     CHECK(start_threads(2) == 2);
     active = 1, loss = 0;
     keep_threads();
-    slept += 60000000, delayed += 60000000;
+    atomic_fetch_add(&slept, INT64_C(60000000));
+    atomic_fetch_add(&delayed, INT64_C(60000000));
     run_counted();
     CHECK(active == 1);
     run_counted();
@@ -61,10 +62,10 @@ static void late_sleeper(void) {
     CHECK(start_threads(2) == 2);
     instruction graph = instruction_of(long_item, 2);
     CHECK(run_graph(&graph, 1) == 0);
-    CHECK(slept > 30000000);
+    CHECK(atomic_load(&slept) > 30000000);
     active = 1;
     run_counted();
-    CHECK(slept == 0);
+    CHECK(atomic_load(&slept) == 0);
 }
 
 static int64_t both_wait(int64_t item) { /* each of two threads runs one item, and both items end together */
@@ -114,7 +115,8 @@ static void least_threads(void) {
     CHECK(start_threads(4) == 4);
     for (int64_t i = 0; i < 20; i++) {
         keep_threads();
-        slept = delayed = INT64_C(1000000000000);
+        atomic_store(&slept, INT64_C(1000000000000));
+        atomic_store(&delayed, INT64_C(1000000000000));
         adapt(1);
         CHECK(active >= 1 && active <= crew);
     }
@@ -122,7 +124,8 @@ static void least_threads(void) {
     run_counted();
     for (int64_t i = 0; i < 20; i++) {
         changed = -LAST_PAUSE * 3;
-        slept = delayed = 0;
+        atomic_store(&slept, 0);
+        atomic_store(&delayed, 0);
         adapt(1);
         CHECK(active >= 1 && active <= crew);
     }

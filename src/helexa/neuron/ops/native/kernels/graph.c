@@ -8,9 +8,10 @@
  * the next graphs run on one thread less, and after a pause the pool tries one thread more. The results of graphs do
  * not depend on the number of threads.
  *
- * These times are counted per graph, by threads that `run_graph` waits for: the last thread of a meeting counts the
- * sleep of the others before it ends the meeting. A thread that woke up and counted its own sleep could be so late that
- * the time counted for a later graph, which may run on fewer threads. */
+ * These times are counted per graph, by threads that `run_graph` waits for. Within a graph, each thread counts its own
+ * sleep and the time until it has a core again, because the graph cannot end without the thread. In the last meeting of
+ * a graph, the last thread counts the sleep of the others before it ends the meeting. A thread that woke up and counted
+ * its own sleep there could be so late that the time counted for a later graph, which may run on fewer threads. */
 #include "graph.h"
 
 #include <fcntl.h>
@@ -54,7 +55,7 @@ static int64_t active = 1; /* number of threads that run the next graph, from 1 
 static int64_t loss, pause_ns = FIRST_PAUSE, changed; /* `changed`: time of the last change of `active` */
 static int64_t graphs;     /* number of graphs that have started */
 static int64_t watched;    /* number of next graphs in which threads read how long they waited for a core */
-static int64_t slept;      /* ns that threads slept in this graph, until other threads had run their items */
+static _Atomic int64_t slept; /* ns that threads slept in this graph, until other threads had run their items */
 static _Atomic int64_t delayed; /* ns that threads of this graph waited for a core */
 static _Atomic int64_t asleep_since[MAX_THREADS]; /* time at which the thread fell asleep in a meeting, else 0 */
 static _Thread_local int64_t core_wait, core_wait_graph; /* value of `ns_without_core` at the end of this graph */
@@ -111,23 +112,25 @@ static void count_sleep(int64_t thread_count) {
     int64_t now = now_ns();
     for (int64_t i = 0; i < thread_count; i++) {
         int64_t since = atomic_load(&asleep_since[i]);
-        if (since) slept += now - since;
+        if (since) atomic_fetch_add(&slept, now - since);
     }
 }
 
-/* Return once `thread_count` threads have called this function. */
-TRACED void pool_meet(int64_t self, int64_t thread_count) {
+/* Return once `thread_count` threads have called this function. `last`: whether the graph ends with this meeting. */
+TRACED void pool_meet(int64_t self, int64_t thread_count, int last) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
     if (atomic_fetch_add(&arrived, 1) == thread_count - 1) {
         atomic_store(&arrived, 0);
-        if (atomic_load(&meetings.sleepers)) count_sleep(thread_count);
+        if (last && atomic_load(&meetings.sleepers)) count_sleep(thread_count);
         grow(&meetings, 1);
         return;
     }
     if (poll_beyond(&meetings, now)) return;
-    atomic_store(&asleep_since[self], now_ns());
+    int64_t start = now_ns();
+    if (last) atomic_store(&asleep_since[self], start);
     pool_sleep(&meetings, now);
-    atomic_store(&asleep_since[self], 0); /* before this thread comes to the next meeting */
+    if (last) atomic_store(&asleep_since[self], 0); /* before this thread comes to the next meeting */
+    else atomic_fetch_add(&slept, now_ns() - start);
 }
 
 /* Return the ns that this thread has been ready to run but had no core, since it started; 0 if the operating system
@@ -174,8 +177,9 @@ TRACED void pool_play(int64_t self, int64_t thread_count) {
                 if (self == 0) count_progress();
             }
         }
-        if (i == count - 1 && (watched || slept > SHORT)) add_delay();
-        if (now->waits || i == count - 1) pool_meet(self, thread_count);
+        int last = i == count - 1;
+        if (last && (watched || atomic_load_explicit(&slept, memory_order_relaxed) > SHORT)) add_delay();
+        if (now->waits || last) pool_meet(self, thread_count, last);
         if (self == 0) count_progress(); /* even if the other threads took all items */
     }
 }
@@ -195,8 +199,9 @@ TRACED void *pool_work(void *self) {
  * lost `wait` to a thread without a core, one thread less would take (ns - wait) * active / (active - 1). That is less
  * than ns if `loss` grows. */
 static void adapt(int64_t ns) {
-    int64_t now = now_ns(), wait = active > 1 ? slept / (active - 1) : 0, delay = atomic_load(&delayed);
-    watched = slept > SHORT ? WATCHED : watched > 0 ? watched - 1 : 0;
+    int64_t now = now_ns(), sleep = atomic_load(&slept), delay = atomic_load(&delayed);
+    int64_t wait = active > 1 ? sleep / (active - 1) : 0;
+    watched = sleep > SHORT ? WATCHED : watched > 0 ? watched - 1 : 0;
     loss += (wait < delay ? wait : delay) * active - ns;
     if (loss < 0) loss = 0;
     if (loss > MOST_LOSS && active > 1) {
@@ -249,7 +254,8 @@ int64_t run_graph(const instruction *instructions, int64_t count) {
     }
     int64_t start = now_ns(), thread_count = active;
     graph = instructions, length = count;
-    graphs++, slept = 0;
+    graphs++;
+    atomic_store(&slept, 0);
     atomic_store(&delayed, 0);
     if (watched) start_delay(graphs - 1); /* this thread may have lost its core since the graph before */
     for (int64_t i = 0; i < thread_count; i++) memset((void *)counters[i], 0, count * sizeof(counter));
