@@ -79,9 +79,9 @@ async def test_search_runs_no_program(workplace: Any, tree: Path, monkeypatch: p
     (tree / "evil/objects").mkdir(parents=True)
     (tree / "evil/refs").mkdir()
     (tree / "evil/HEAD").write_text("ref: refs/heads/main\n")
-    (tree / "evil/config").write_text(f"[core]\n\tworktree = work\n\tfsmonitor = touch {tree.parent}/ran\n")
-    (tree / "evil/work").mkdir()
-    (tree / "evil/work/app.py").write_text("main\n")
+    (tree / "evil/config").write_text(f"[core]\n\tworktree = files\n\tfsmonitor = touch {tree.parent}/ran\n")
+    (tree / "evil/files").mkdir()
+    (tree / "evil/files/app.py").write_text("main\n")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     assert "app.py" in (await workplace.call("glob", pattern="*.py", path=path)).content
     assert "main" in (await workplace.call("grep", pattern="main", path=path)).content
